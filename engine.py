@@ -13,8 +13,8 @@ second time, so that the comparison of all log-probs at every step tests them. (
 transformers are the same for the torch engine; vLLM has its own.)
 """
 
-from support.errors import BadInput
-from support.loading import ChatFormat, load_to_sample, stop_ids
+from support.errors import BadInput, BadModel, one_line
+from support.loading import ChatFormat, context_of, load_to_sample, stop_ids, stops_of
 from support.metrics import Clock
 from support.servers import LocalModel
 
@@ -122,9 +122,10 @@ class TorchEngine:
         device=None,
         dtype=None,
     ):
-        """The weights are a copy of the given model's. share: they are the given model's itself,
-        for a caller who has loaded it for the engine alone. device, dtype: where the weights go,
-        and in which type; None: as they are."""
+        """The weights are a copy of the given model's. stop_id: what ends a reply, beside the ids at
+        which the model stops by itself. share: the weights are the given model's itself, for a
+        caller who has loaded it for the engine alone. device, dtype: where the weights go, and in
+        which type; None: as they are."""
         from transformers import AttentionInterface
 
         model = model if share else copy.deepcopy(model)
@@ -136,7 +137,9 @@ class TorchEngine:
         if model.config._attn_implementation == "sdpa":  # PyTorch's attention
             AttentionInterface.register("grouped", grouped_attention)
             self.model.set_attn_implementation("grouped")
-        self.stop_id, self.temperature, self.max_slots = stop_id, temperature, max_slots
+        self.stop_ids = {stop_id, *stops_of(model.generation_config)}
+        self.temperature, self.max_slots = temperature, max_slots
+        self.last_position = context_of(model.config) - 1
         self.clock = clock or Clock()
         self.cache = SlotCache()
         self.waiting = []  # Requests
@@ -265,7 +268,7 @@ class TorchEngine:
         # nobody reads what is computed there.
         hidden = self.model.base_model(
             input_ids=ids,
-            position_ids=positions.clamp(max=self.model.config.max_position_embeddings - 1),
+            position_ids=positions.clamp(max=self.last_position),
             attention_mask=visible[:, None],
             past_key_values=self.cache,
             use_cache=True,
@@ -285,6 +288,14 @@ class TorchEngine:
             self.ids_in_slot[slots[i]] += chunks[i]
             self.append_token(slots[i], token, log_prob)
 
+    def check(self, prefix):
+        """Sample a reply of two tokens, for nothing: some architectures do not take this cache, or
+        this mask. Raises BadModel; prefix: what stands before its message."""
+        try:
+            asyncio.run(self.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
+        except Exception as error:  # of whatever transformers makes of the architecture
+            raise BadModel(f"{prefix}cannot be sampled from: {one_line(error)}") from None
+
     def draw(self, log_probs, requests):
         """The next token of each of the R requests, from its row of log_probs [R, V]: [R, 1]."""
         if not self.temperature:  # 0, for a simulated user: the likeliest token
@@ -301,7 +312,7 @@ class TorchEngine:
         request = self.running[slot]
         request.ids.append(token)
         request.log_probs.append(log_prob)
-        if token != self.stop_id and len(request.ids) < request.max_tokens:
+        if token not in self.stop_ids and len(request.ids) < request.max_tokens:
             return
         del self.running[slot]
         if request.key is None:  # no later turn will use the slot's row again
@@ -332,7 +343,7 @@ class VllmEngine:
         memory_share=0.45,
         clock=None,
     ):
-        self.stop_id, self.temperature = stop_id, temperature
+        self.stop_ids, self.temperature = {stop_id, *stop_ids(path)}, temperature
         self.clock = clock or Clock()
         self.cuda = torch.cuda.is_available()
         self.running = {}  # request id -> Future of (ids, log_probs)
@@ -377,7 +388,7 @@ class VllmEngine:
         params = self.SamplingParams(
             temperature=self.temperature,
             max_tokens=max_tokens,
-            stop_token_ids=[self.stop_id],
+            stop_token_ids=list(self.stop_ids),
             logprobs=0,  # of the sampled token alone, without the likeliest ones
             seed=int(rng.integers(2**31)),
             detokenize=False,
@@ -451,13 +462,10 @@ class VllmEngine:
 def load_local(path, temperature, flag="--simulator"):
     """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel. Raises
     BadInput. flag: the one that named it, for messages."""
-    model, tokenizer = load_to_sample(path, prefix=f"{flag} local:")
+    prefix = f"{flag} local:"
+    model, tokenizer = load_to_sample(path, prefix)
     chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
-    return LocalModel(
-        path,
-        TorchEngine(model, chat.stop_id, temperature, share=True),
-        chat,
-        model.config.max_position_embeddings,
-        np.random.default_rng(0),
-        temperature,
-    )
+    engine = TorchEngine(model, chat.stop_id, temperature, share=True)
+    engine.check(f"{prefix}{path}: ")
+    context = context_of(model.config)
+    return LocalModel(path, engine, chat, context, np.random.default_rng(0), temperature)

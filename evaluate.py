@@ -23,6 +23,7 @@ from support.servers import ServerModel
 from support.settings import (
     Parser,
     emotion,
+    from_anywhere,
     json_object,
     natural,
     not_negative,
@@ -43,13 +44,14 @@ from typing import Callable
 from tqdm import tqdm
 
 from simulator import (
+    EMOTION_SCHEMA,
     PROMPTS,
     User,
     check_playable,
     load_profiles,
     load_prompt,
     make_simulator,
-    read_analysis,
+    read_answer,
     users_of_run,
 )
 from toy import world
@@ -116,13 +118,18 @@ def row_of(profile, episode, user, settings):
         **{key: getattr(profile, key) for key in keys},
         "character": profile.main_cha,
         "history": history,
-        "rlver": {**settings, "ended": episode.ended, "traits": profile.cha_group},
+        "rlver": {
+            **settings,
+            "ended": episode.ended,
+            "traits": profile.cha_group,
+            "cut": episode.cut,
+        },
     }
 
 
 def message_of_user(turn, thought):
     """The user's answer in a turn, as a message of the history. thought: the one behind it."""
-    analysis = read_analysis(turn["analysis"])
+    analysis = read_answer(turn["analysis"], EMOTION_SCHEMA)
     return {
         "role": "user",
         "content": turn["user"],
@@ -201,7 +208,10 @@ def find_weights(name, step):
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     if (directory / "state.json").is_file():  # a checkpoint
-        return name, directory, files.read_json(directory / "rlver.json"), directory.parent
+        run_settings = files.read_json(directory / "rlver.json")
+        if not run_settings:
+            raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
+        return name, directory, run_settings, directory.parent
     return name, name, {}, None
 
 
@@ -221,7 +231,14 @@ def agents_in_process(weights, settings, is_toy):
     """A function seed -> Agent over weights that are loaded here, once and in the type of
     computing: by vLLM where that is installed and there is a GPU. Fills in settings["context"], the
     longest that the model allows, where nothing says it."""
-    from support.loading import ChatFormat, directory_of, load_to_sample, load_tokenizer, stop_ids
+    from support.loading import (
+        ChatFormat,
+        context_of,
+        directory_of,
+        load_to_sample,
+        load_tokenizer,
+        stop_ids,
+    )
 
     import torch
 
@@ -239,7 +256,7 @@ def agents_in_process(weights, settings, is_toy):
     else:
         model, tokenizer = load_to_sample(weights, prefix="policy ")
         config = model.config
-    settings["context"] = settings["context"] or config.max_position_embeddings
+    settings["context"] = settings["context"] or context_of(config)
     template = settings["template_args"]
     chat = ChatFormat(tokenizer, system, settings["think"], template, stop_ids(weights))
     if by_vllm:
@@ -247,6 +264,7 @@ def agents_in_process(weights, settings, is_toy):
         engine = VllmEngine(weights, chat.stop_id, settings["temperature"], **room)
     else:
         engine = TorchEngine(model, chat.stop_id, settings["temperature"], share=True)
+        engine.check(f"policy {weights}: ")
     of_replies = {key: settings[key] for key in ("think", "max_tokens", "context")}
     return lambda seed: Agent(engine, chat, seed=seed, **of_replies)
 
@@ -265,14 +283,18 @@ class ServerAgent:
         self.server, self.settings = server, settings
         self.messages = [{"role": "system", "content": system_prompt(settings)}]
         self.segments = []  # `converse` files an agent's tokens with the episode: here are none
+        self.cut = 0  # replies that the limit of tokens ended
 
     async def reply(self, line):
-        """As policy.Agent.reply, but for the tokens. Raises SimulatorFailed."""
+        """As policy.Agent.reply, but for the tokens. A thought that the server has taken out of the
+        reply is put back in front of it. Raises SimulatorFailed."""
         from policy import read_reply
 
         self.messages.append({"role": "user", "content": line})
         text = await self.server.chat(self.messages, self.settings["max_tokens"])
-        reply = read_reply(text, self.settings["think"])
+        self.cut += text.cut
+        thought = f"<think>{text.thought}</think>" if text.thought else ""
+        reply = read_reply(thought + text, self.settings["think"])
         self.messages.append({"role": "assistant", "content": reply.visible})
         return reply
 
@@ -422,6 +444,12 @@ def run_benchmark(args):
     result = results.score(path, args.rule, args.anyway, ids, len(lost))
     results.print_score(result)
     print(f"results: {path}")
+    if result["malformed"] > 50:
+        complain(
+            "most replies are malformed, at an emotion of 0. With --think each needs its thought in "
+            "<think>...</think>, and text behind it, within --max-tokens; a server may keep thoughts "
+            "to itself, and then this works only without --think"
+        )
     write_tables(args, result, [path])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
     if len(lost) * 5 > len(users):
@@ -515,7 +543,7 @@ def add_user_flags(parser):
     """The other flags that `who_talks` needs; tools have them too."""
     add = parser.add_argument
     text = "toy, toy-weak, feelings, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
-    add("--simulator", help=f"model that plays the users: {text}")
+    add("--simulator", type=from_anywhere, help=f"model that plays the users: {text}")
     add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
     add("--world", choices=["chit-chat"], help="users who chat, in place of users with a trouble")
     add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")

@@ -14,7 +14,7 @@ from support.settings import Parser
 import torch
 import torch.nn.functional as F
 
-from ppo import log_probs_of, optimize, score_before_update, spread_over_tokens
+from ppo import log_probs_of, optimize, spread_over_tokens
 
 
 def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
@@ -126,21 +126,12 @@ def grpo_update(models, minibatches, cfg):
         )
     batches = sum(minibatches, [])  # one list of all micro-batches
     # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
-    old_log_probs = score_before_update(models.policy, minibatches, include_first=models.fresh)
+    old_log_probs = log_probs_of(models.policy, batches)
     ref = log_probs_of(models.reference, batches) if cfg.kl_coef else None
     # 2. Advantages within each group.
     advantages = token_advantages(batches, cfg.advantage, per_turn=cfg.reward == "delta")
     # 3. The policy step.
-    metrics = optimize(
-        models.policy,
-        models.optimizer,
-        minibatches,
-        old_log_probs,
-        advantages,
-        cfg,
-        models,
-        ref=ref,
-    )
+    metrics = optimize(models, minibatches, old_log_probs, advantages, cfg, ref)
     # there is no critic; the metrics have the same keys as PPO's
     return {**metrics, "explained_variance": None}
 

@@ -6,7 +6,16 @@ weights have arrived (`probe`). `kl_start` measures how far the policy has moved
 `gather` collects what a checkpoint holds.
 """
 
-from support.loading import ChatFormat, best_device, load_model, memory_of, stop_ids
+from support.errors import BadModel, one_line
+from support.loading import (
+    ChatFormat,
+    best_device,
+    context_of,
+    load_model,
+    load_tensors,
+    memory_of,
+    stop_ids,
+)
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
@@ -21,6 +30,8 @@ from support.ranks import (
 )
 
 import math
+import os
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -99,7 +110,7 @@ class Models:
             self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
         )
         self.pad = self.tokenizer.pad_token_id or 0
-        self.context = model.config.max_position_embeddings  # tokens of a dialogue
+        self.context = context_of(model.config)  # tokens of a dialogue
 
         # 2. The engine, which copies weights that are still whole, or, vLLM, reads their directory.
         # From step 3 on each rank has only its shard of them.
@@ -123,8 +134,7 @@ class Models:
         # 3. Policy, critic and reference.
         saved = None  # what `gather` has collected
         if checkpoint:  # mapped from the file: a tensor is read when it is used
-            file = checkpoint / "trainer.pt"
-            saved = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+            saved = load_tensors(checkpoint / "trainer.pt", mmap=True)
         if cfg.lora_rank:
             reference = self.make_adapters(model, saved)
         else:
@@ -139,16 +149,17 @@ class Models:
         if saved and self.critic:
             load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
 
-        # 5. A first sync, where one is needed.
+        # 5. A first sync, where one is needed; and the passes that will be made are tried.
         if cfg.engine == "vllm":
             # Sleep and wake once before the first rollout: what goes wrong in it shows at once.
             self.engine.sleep()
             self.sync()  # wakes it
         elif saved and cfg.lora_rank:
             self.sync()  # the engine has the base only, without the checkpoint's adapters
-        # True until the first update, which checks that its first ratio pi / pi_old is 1. It is set
-        # after the first sync because `sync` makes it False.
-        self.fresh = True
+        try:
+            self.probe((1e-4, 1e-4) if self.dtype == torch.float32 else self.gap_limits, 32)
+        except Exception as error:  # of whatever transformers makes of this architecture
+            raise BadModel(f"--model {cfg.model}: cannot be trained: {one_line(error)}") from None
 
     # ----------------------------------------------------- parts of __init__, in the order of use
 
@@ -205,7 +216,7 @@ class Models:
         memory = memory_of(self.device)
         if self.device.type == "cpu":
             memory /= world_size()  # the ranks share it; each has a GPU of its own
-        config = model.config
+        config = model.config.get_text_config()
         # some configs, as GPT-2's, have no intermediate size: there it is four times the hidden one
         mlp_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         numbers_per_token = config.num_hidden_layers * (12 * config.hidden_size + 3 * mlp_size)
@@ -218,23 +229,26 @@ class Models:
         """Give the engine the new weights, tensor by tensor, on every rank."""
         model = self.policy.model
         self.engine.load_weights(merge(iter_full_weights(model), model))
-        self.fresh = False
         if self.cfg.engine == "vllm":  # the torch engine copies tensors by name and needs no test
-            self.probe()
+            self.probe(self.gap_limits)
 
-    def probe(self):
+    def probe(self, limits, length=None):
         """Let the engine sample a few tokens, and compare its log-probs with the trainer's. Nothing
         else shows that a sync had no effect, or that the engine still has cached results of the old
-        weights. The prompt is always the same, and long enough for vLLM's prefix cache. Raises
-        SelfCheckFailed."""
-        prompt = self.chat.first_prompt(PROBE)[: self.context // 2]
+        weights; at the start, whether this architecture can be trained at all. The prompt is always
+        the same, and long enough for vLLM's prefix cache, unless `length` limits it. The trainer's
+        row has a neighbour that ends at the last position of the context: on some models the
+        log-probs of short rows depend on that. limits: of `logp_gap`. Raises SelfCheckFailed."""
+        prompt = self.chat.first_prompt(PROBE)[: length or self.context // 2]
         # 2: another stream than those of dialogues in training (0) and evaluation (1)
         rng = np.random.default_rng([self.cfg.seed, 2])
         ids, log_probs = self.runner.run(self.engine.generate(prompt, 16, rng, key=None))
-        segments = [Segment(prompt), Segment(ids, log_probs=log_probs)]
-        batch = pack([Episode("probe", 0, "", segments=segments)], self.pad).to(self.device)
+        rows = [Segment(prompt), Segment(ids, log_probs=log_probs)], [Segment(prompt)]
+        batch = pack([Episode("probe", 0, "", segments=row) for row in rows], self.pad)
+        batch.positions[1] += self.context - len(prompt)
+        batch = batch.to(self.device)
         # raises SelfCheckFailed beyond the limits
-        logp_gap([batch], log_probs_of(self.policy, [batch]), self.gap_limits, self.reduce)
+        logp_gap([batch], log_probs_of(self.policy, [batch]), limits, self.reduce)
 
     # ------------------------------------------------------------------- distance from the start
 
@@ -250,13 +264,14 @@ class Models:
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
             kept.append((vars(batch), log_probs.cpu()))
         if rank() == 0:
-            torch.save(kept, path)
+            torch.save(kept, path.with_name(f".{path.name}"))
+            os.replace(path.with_name(f".{path.name}"), path)
 
     def read_start(self, path):
         """This rank's part of what `keep_start` has kept: [(Batch, log-probs of pi_0)]. Every rank
         gets equally many, empty ones if need be, because a forward pass is a collective call. Only
         the first rank needs the file."""
-        kept = broadcast(lambda: torch.load(path, weights_only=True))
+        kept = broadcast(load_tensors, path)
         here = [
             (Batch(**tensors), log_probs) for tensors, log_probs in kept[rank() :: world_size()]
         ]
@@ -304,14 +319,24 @@ class Models:
         elif self.critic:
             saved["critic"] = {name: w.cpu() for name, w in iter_full_weights(self.critic) if first}
 
-        def write(directory):
-            self.policy.model.save_pretrained(directory, state_dict=weights)
-            self.tokenizer.save_pretrained(directory)
-            torch.save(saved, directory / "trainer.pt")
-            if self.cfg.lora_rank:
-                write_peft(directory / "adapter", saved["adapters"], self.cfg)
+        return partial(self.write, weights=weights, saved=saved)
 
-        return write
+    def write(self, directory, weights=None, saved=None):
+        """Write the files of a checkpoint, but for those of `RunDir.save`. weights: of the policy,
+        {name: tensor}; saved: everything else. Without them, only to see whether it can be done,
+        one small tensor."""
+        weights, saved = weights or {"small": torch.zeros(1)}, saved or {"adapters": {}}
+        self.policy.model.save_pretrained(directory, state_dict=weights)
+        self.tokenizer.save_pretrained(directory)
+        torch.save(saved, directory / "trainer.pt")
+        if self.cfg.lora_rank:
+            write_peft(directory / "adapter", saved["adapters"], self.cfg)
+
+    def checkpoint_bytes(self):
+        """About how large a checkpoint is: for each weight 4 bytes and, where it is trained, 8 for
+        Adam's two moments; as much again for a critic."""
+        per_weight = 4 if self.cfg.lora_rank else 24 if self.critic else 12
+        return per_weight * sum(p.numel() for p in self.policy.model.parameters())
 
 
 class Reference:

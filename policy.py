@@ -17,6 +17,7 @@ from support.settings import Parser
 import copy
 import math
 import random
+import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
@@ -64,6 +65,7 @@ class Episode:
     # [{reply, thought, user, analysis, change, emotion}]
     turns: list = field(default_factory=list)
     segments: list = field(default_factory=list)  # [Segment], in time order
+    cut: int = 0  # replies that the limit of tokens ended
     ended: str = ""  # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
     emotion: int = 0
     reward: float = 0.0  # e_T / 100, or 0 if malformed
@@ -142,19 +144,13 @@ def take_thoughts(text):
                                    a          b          as models do whose template opens a reply
                                                          with an empty thought
 
-    So of all that stands before a `</think>`, only what stands before a `<think>` is visible.
-    """
-    *closed, last = text.split("</think>")
-    shown, thoughts = [], []
-    for piece in closed:
-        before, tag, thought = piece.partition("<think>")
-        shown.append(before if tag else "")
-        thoughts.append(thought if tag else before)
-    before, _, thought = last.partition("<think>")
-    shown.append(before)
-    thoughts.append(thought)
+    So what stands between two tags is a thought, and then all that stands before another
+    `</think>`."""
+    between = re.compile("<think>(.*?)(?:</think>|$)", re.DOTALL)
+    *thoughts, visible = between.sub("", text).split("</think>")
+    thoughts += between.findall(text)
     stripped = [thought.strip() for thought in thoughts]
-    return "\n".join(filter(None, stripped)), "".join(shown).strip()
+    return "\n".join(filter(None, stripped)), visible.strip()
 
 
 def read_reply(text, think):
@@ -185,7 +181,8 @@ class Agent:
                          of no past one ("<think>\\n" of models that always think); mostly none
     opening_text         their text, which counts as the beginning of the reply's text
     past_reply(visible)  ids of a reply as later turns see it, its stop token included
-    stop_id, decode      the id that ends a reply; ids -> their text
+    stop_id, stop_ids    the id behind each reply; all ids that end one
+    decode               ids -> their text
     """
 
     def __init__(self, engine, chat, *, think, max_tokens, context, seed):
@@ -194,6 +191,7 @@ class Agent:
         # one generator a dialogue: its draws do not depend on who shares the batch with it
         self.rng = np.random.default_rng(seed)
         self.segments, self.trunk = [], []  # the trunk: the ids that all later turns see
+        self.cut = 0  # replies that max_tokens ended (not those for which the context had no room)
 
     async def reply(self, line):
         """Sample one reply to `line`. Returns a Reply, or None if the prompt leaves no room in the
@@ -217,7 +215,8 @@ class Agent:
         ids, log_probs = await self.engine.generate(
             self.trunk + opening, min(room, self.max_tokens), self.rng, key=self
         )
-        stopped = ids[-1] == self.chat.stop_id
+        stopped = ids[-1] in self.chat.stop_ids
+        self.cut += not stopped and len(ids) == self.max_tokens
         text = self.chat.opening_text + self.chat.decode(ids[:-1] if stopped else ids)
         reply = read_reply(text, self.think)
         # In direct mode later turns see the sampled tokens themselves, unless a stray thought was
@@ -233,8 +232,8 @@ class Agent:
         """File a reply that later turns see as it was sampled, in direct mode: history and reply
         are one causal sequence.
 
-        A reply that max_tokens cut gets its stop token from us, and a token from us is an
-        observation."""
+        A reply that max_tokens cut, or that another of the model's stop ids ended, gets the
+        template's stop token from us, and a token from us is an observation."""
         self.segments.append(Segment(ids, log_probs=log_probs))
         self.trunk = self.trunk + ids
         if ids[-1] != self.chat.stop_id:
@@ -557,7 +556,7 @@ class Critic(nn.Module):
     def __init__(self, model, share=False):
         super().__init__()
         self.body = model.base_model if share else copy.deepcopy(model.base_model)
-        self.head = nn.Linear(model.config.hidden_size, 1)
+        self.head = nn.Linear(model.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.to(next(model.parameters()).device)

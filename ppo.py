@@ -28,8 +28,6 @@ from support.errors import SelfCheckFailed
 from support.settings import Parser
 
 import math
-from dataclasses import dataclass
-from typing import Callable
 
 import torch
 import torch.nn.functional as F
@@ -213,20 +211,6 @@ def log_probs_of(policy, batches):
         return [policy(batch)[0] for batch in batches]
 
 
-def score_before_update(policy, minibatches, include_first=True):
-    """log pi_old of every micro-batch, before the first step: a list of [B, L], in their order. It
-    is what the trainer says, not the engine. Without `include_first` it is None for the
-    micro-batches of the first mini-batch, and `optimize` fills these in.
-
-    Skipping the first mini-batch saves a forward pass: before the first step pi is pi_old, so its
-    training pass gives the same numbers. But then log pi_old comes from the very pass that it is
-    compared with, and `check_first_ratio` cannot fail. So a run includes the first mini-batch at
-    its start and where it is resumed. At other steps only a k1 penalty needs it (`ppo_update`)."""
-    batches = sum(minibatches, [])  # one list of all micro-batches
-    skip = 0 if include_first else len(minibatches[0])
-    return [None] * skip + log_probs_of(policy, batches[skip:])
-
-
 def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     """Mean and maximum of |log pi_engine - log pi_old| over the policy's tokens (the maximum over
     those of this rank).
@@ -285,39 +269,33 @@ def clip_gradient(model, limit):
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
-@dataclass
-class CriticPart:
-    """What `optimize` needs to step a critic beside the policy."""
-
-    model: Callable  # batch -> values [B, L]
-    optimizer: torch.optim.Optimizer
-    old_values: list  # V_old, a list of [B, L], one per micro-batch
-    returns: list  # likewise
-
-
-def optimize(  # noqa: C901, PLR0915 - one function, to be read from top to bottom
-    policy, optimizer, minibatches, old_log_probs, advantages, cfg, models, ref=None, critic=None
+def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
+    models, minibatches, old_log_probs, advantages, cfg, ref=None, old_values=None, returns=None
 ):
     """One optimizer step per mini-batch, its gradient accumulated over its micro-batches. PPO and
     GRPO share it.
 
-    policy         batch -> (log_probs, entropy), [B, L] each; with its optimizer
+    models         policy, batch -> (log_probs, entropy), [B, L] each, with its optimizer; critic,
+                   batch -> values, [B, L], with its critic_optimizer; reduce, which sums a tensor
+                   over ranks, and world_size, their number; gap_limits of `logp_gap` and
+                   ratio_limit of `check_first_ratio`
     minibatches    a list (optimizer steps) of lists (micro-batches) of Batch
-    old_log_probs  log pi_old, a list of [B, L], one per micro-batch, as `score_before_update`
-                   returns it: None where the first mini-batch was skipped
+    old_log_probs  log pi_old of all micro-batches before the first step, a list of [B, L]. It is
+                   what the trainer says, not the engine
     advantages     a list of [B, L], one per micro-batch
     cfg            the settings clip_eps, entropy_coef, kl_coef, kl_estimator, value_clip
-    models         reduce, which sums a tensor over ranks, and world_size, their number;
-                   gap_limits of `logp_gap` and ratio_limit of `check_first_ratio`
-    ref            log pi_ref, a list of [B, L], one per micro-batch; None where kl_coef is 0
-    critic         None, or a CriticPart, which is stepped on the same mini-batches
+    ref            log pi_ref, likewise; None where kl_coef is 0
+    old_values     V_old, likewise, and
+    returns        R, likewise: then the critic is stepped on the same mini-batches
 
     Returns the metrics of the module's docstring, but for explained_variance. Raises
     SelfCheckFailed before the first step, if a first ratio is not 1 or if the engine disagrees with
     the trainer; and before any step whose gradient is not finite.
     """
-    # A copy, because it is filled in below: None where the first mini-batch was skipped.
-    old_log_probs = list(old_log_probs)
+    policy, optimizer = models.policy, models.optimizer
+    critic = models.critic if returns else None
+    batches = sum(minibatches, [])  # one list of all micro-batches
+    gap = logp_gap(batches, old_log_probs, models.gap_limits, models.reduce)
     sums = torch.zeros(4, dtype=torch.float64)  # this rank's KL, entropy, clipped, tokens
     norms = []
     k = 0  # counts micro-batches
@@ -327,11 +305,7 @@ def optimize(  # noqa: C901, PLR0915 - one function, to be read from top to bott
         tokens = models.reduce(sum(batch.action_mask.sum() for batch in micros)).clamp(min=1)
         for batch in micros:
             mask = batch.action_mask
-            # Score the tokens. Where log pi_old was skipped, this pass gives it: nothing is stepped
-            # yet, so pi is pi_old.
             log_probs, entropy = policy(batch)
-            if old_log_probs[k] is None:
-                old_log_probs[k] = log_probs.detach()
             old = old_log_probs[k]
             if step == 0:
                 check_first_ratio(log_probs, old, mask, models.ratio_limit)
@@ -349,9 +323,8 @@ def optimize(  # noqa: C901, PLR0915 - one function, to be read from top to bott
             # where their sum is meant, so the loss is multiplied by the number of ranks.
             (loss / tokens * models.world_size).backward()
             if critic:
-                old_values, returns = critic.old_values[k], critic.returns[k]
-                values = critic.model(batch)
-                critic_loss = value_loss(values, old_values, returns, mask, cfg.value_clip)
+                values = critic(batch)
+                critic_loss = value_loss(values, old_values[k], returns[k], mask, cfg.value_clip)
                 (critic_loss / tokens * models.world_size).backward()
 
             # pi_old sampled, so this is KL(pi_old, pi).
@@ -361,20 +334,17 @@ def optimize(  # noqa: C901, PLR0915 - one function, to be read from top to bott
                 dtype=torch.float64,
             )
             k += 1
-        if step == 0:  # nothing has been stepped yet, and no log pi_old is None any more
-            batches = sum(minibatches, [])
-            gap = logp_gap(batches, old_log_probs, models.gap_limits, models.reduce)
 
         # Clip, and step.
         norm = clip_gradient(policy, MAX_GRAD_NORM)
-        critic_norm = clip_gradient(critic.model, MAX_GRAD_NORM) if critic else 0.0
+        critic_norm = clip_gradient(critic, MAX_GRAD_NORM) if critic else 0.0
         check_gradients(norm, critic_norm)
         norms.append(norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if critic:
-            critic.optimizer.step()
-            critic.optimizer.zero_grad(set_to_none=True)
+            models.critic_optimizer.step()
+            models.critic_optimizer.zero_grad(set_to_none=True)
 
     totals = models.reduce(sums.to(tokens.device)).tolist()
     means = [total / max(1.0, totals[3]) for total in totals[:3]]
@@ -389,10 +359,8 @@ def optimize(  # noqa: C901, PLR0915 - one function, to be read from top to bott
 def ppo_update(models, minibatches, cfg):
     """One PPO update from one rollout.
 
-    models       policy and reference, batch -> (log_probs, entropy), [B, L] each; critic, batch ->
-                 values, [B, L]; optimizer, critic_optimizer; fresh, whether nothing has been
-                 trained since the start or the resume; and what `optimize` needs. The reference is
-                 asked only where there is a KL
+    models       those of `optimize`, and reference, batch -> (log_probs, entropy), [B, L] each,
+                 which is asked only where there is a KL
     minibatches  a list (optimizer steps) of lists (micro-batches) of batches, which have
                  .action_mask, .engine_log_probs and .turn, [B, L] each, and .reward, [B, T]
     cfg          the settings gamma, lam, and those of `optimize`
@@ -403,9 +371,7 @@ def ppo_update(models, minibatches, cfg):
     masks = [batch.action_mask for batch in batches]
     # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
     kl_in_rewards = cfg.kl_coef and cfg.kl_estimator == "k1"
-    # rewards with a KL in them need log pi_old of the first mini-batch too
-    include_first = models.fresh or kl_in_rewards
-    old_log_probs = score_before_update(models.policy, minibatches, include_first)
+    old_log_probs = log_probs_of(models.policy, batches)
     ref = log_probs_of(models.reference, batches) if cfg.kl_coef else None
     with torch.no_grad():
         old_values = [models.critic(batch) for batch in batches]
@@ -424,17 +390,8 @@ def ppo_update(models, minibatches, cfg):
     mean, std = masked_mean_std(advantages, masks, models.reduce)
     advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
     # 4. Policy and critic step on the same mini-batches.
-    critic = CriticPart(models.critic, models.critic_optimizer, old_values, returns)
     metrics = optimize(
-        models.policy,
-        models.optimizer,
-        minibatches,
-        old_log_probs,
-        advantages,
-        cfg,
-        models,
-        ref=ref,
-        critic=critic,
+        models, minibatches, old_log_probs, advantages, cfg, ref, old_values, returns
     )
     variance = explained_variance(old_values, returns, masks, models.reduce)
     return {**metrics, "explained_variance": variance}

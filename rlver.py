@@ -17,7 +17,7 @@ files and printing are in support/, pictures in tools/report.py: a first reading
 
 from support import errors, ranks, rundir, settings
 from support.loading import return_freed_memory
-from support.metrics import INITIAL_EMOTION, batch_metrics, cut_replies, summarise
+from support.metrics import INITIAL_EMOTION, batch_metrics, summarise
 from support.results import hidden_need
 from support.rundir import dialogue_text, print_head, print_summary, progress
 
@@ -91,6 +91,7 @@ async def converse(agent, user, user_line, max_turns, group=0, floor=0):
             episode.ended = "goodbye"
             break
     episode.segments = agent.segments
+    episode.cut = agent.cut
     episode.reward = episode.emotion / 100  # r = e_T / 100 (RLVER 2.1)
     return episode
 
@@ -193,13 +194,16 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
     simulator = simulator_of_run(cfg, run.calls, run.clock)
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
     rundir.refuse_other_heldout(run.path, heldout)
+    checkpoint = run.enter(ranks.all_gather_list)
     # One question before anything is paid for: a wrong key or model shows at once.
     if cfg.simulator not in settings.SCRIPTED:
         run.tell(f"asking {simulator.name}, the user's model, one question")
-        # the first rank finds out in which form the model answers, and tells the others
-        simulator.model.format = ranks.broadcast(lambda: run.runner.run(simulator.check()))
-    checkpoint = run.enter(ranks.all_gather_list)
+        # the first rank finds out what the server takes, and tells the others
+        vars(simulator.model).update(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.clock, run.runner)
+    if checkpoint:
+        models.start_dialogues = models.read_start(run.start_file)
+    run.try_to_save(models.write, models.checkpoint_bytes())
     state = run.begin(checkpoint, heldout)
     ranks.all_gather_list([])  # wait for all ranks
     if run.first:
@@ -347,15 +351,13 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         state["seconds"]["simulator"] += run.clock.simulator - simulator_before
         state["seconds"]["update"] += synced - rolled_out
         batch = batch_metrics(all_episodes, cfg.think, cfg.algo)
-        cut, replies = cut_replies(episodes, models.engine.stop_id, cfg.max_tokens)
-        sampled = sum(e.tokens_sampled for e in episodes)
-        counted_here = torch.tensor([cut, replies, sampled])
-        cut, replies, sampled = ranks.all_reduce_sum(counted_here).tolist()
+        sampled_here = torch.tensor(sum(e.tokens_sampled for e in episodes))
+        sampled = ranks.all_reduce_sum(sampled_here).item()
         row = {
             "step": step,
             **batch,
             **counts,
-            "cut": cut / max(1, replies),
+            "cut": sum(e.cut for e in all_episodes) / sum(len(e.turns) for e in all_episodes),
             "reply_tokens": metrics["tokens_trained"] / batch["episodes"] / batch["turns"],
             **metrics,
             "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),

@@ -138,17 +138,13 @@ def as_json(value):
 # What an answer holds: {key: kind}, in the order in which it is written, so that the analysis comes
 # before the number. A kind is str, int or bool; a range, of integers; a tuple, of allowed texts;
 # [kind], a list; or a schema. The code stands directly before what decides.
-GOAL = {"vanilla": "target_completion", "challenging": "reason"}  # the key of the second question
-EMOTION_SCHEMAS = {
-    difficulty: {
-        "content": str,  # what the friend wants to express
-        goal: str,  # whether it fits the goal and the hidden theme
-        "activity": str,  # what goes on inside
-        "analysis": str,  # the feeling, and where it comes from
-        "code": str,
-        "change": int,
-    }
-    for difficulty, goal in GOAL.items()
+EMOTION_SCHEMA = {
+    "content": str,  # what the friend wants to express
+    "target_completion": str,  # whether and why it fits the goal and the hidden theme
+    "activity": str,  # what goes on inside
+    "analysis": str,  # the feeling, and where it comes from
+    "code": str,
+    "change": int,
 }
 REPLY_SCHEMA = {
     "thinking": str,
@@ -201,7 +197,10 @@ def read_answer(text, schema, code=None):
         raise Unreadable(f"not one JSON object: {error}") from None
     answer = as_kind(found, schema, "the answer")
     if code is not None and answer["code"] != code:
-        raise Unreadable("another code than that of the prompt")
+        raise Unreadable(
+            "another code than that of the prompt's first line; does the server cut long prompts "
+            "(Ollama's num_ctx)?"
+        )
     *_, (key, last) = answer.items()
     # A key behind a text: the policy's `", "more": "`, quoted without escaping, would end a line.
     if isinstance(last, str) and (not last.strip() or list(found)[-1] != key):
@@ -235,25 +234,18 @@ def as_kind(value, kind, where):
     return without_surrogates(value) if isinstance(value, str) else value
 
 
-def read_analysis(text):
-    """A logged answer of f_emo again. Whether it fits the goal stands under "target_completion",
-    whatever the difficulty. Raises Unreadable."""
-    vanilla, challenging = EMOTION_SCHEMAS.values()
-    try:
-        return read_answer(text, vanilla)
-    except Unreadable:
-        answer = read_answer(text, challenging)
-        return {"target_completion": answer.pop("reason"), **answer}
-
-
 def code_of(template, values, attempt=0):
-    """The code of a prompt: four letters from the SHA-256 of its template, its values and the
-    number of attempts before.
+    """The code of a prompt: four letters from the SHA-256 of its template, its person and the number
+    of attempts before.
 
-    The same question always has the same code, so that its logged answer can be read again. Four
-    letters that occur somewhere in a value are skipped: the policy could have guessed them."""
+    It stands in the first line: a server that silently drops the beginning of a long prompt drops
+    the code with the story. All prompts of a dialogue begin alike, because servers keep what they
+    computed for a beginning; so nothing is hashed that changes from turn to turn. The same question
+    always has the same code, so that its logged answer can be read again. Four letters that occur
+    somewhere in a value are skipped: the policy could have guessed them, or heard them."""
     spelled = json.dumps(values, ensure_ascii=False).casefold()
-    seed = json.dumps([template, values, attempt], ensure_ascii=False)
+    person = [values.get(name) for name in ("persona", "scene", "task")]
+    seed = json.dumps([template, person, attempt], ensure_ascii=False)
     # The first code is nearly always free. The bound is for a text that was made to hold every
     # combination of four letters, which would keep us here for ever.
     for _ in range(1000):
@@ -298,8 +290,6 @@ class Simulator:
         self.purposes = {
             name: load_prompt(f"purpose_{name}", lang, difficulty) for name in PURPOSES
         }
-        self.goal = GOAL[difficulty]
-        self.emotion_schema = EMOTION_SCHEMAS[difficulty]
         # What a model is told when it is asked again: a fixed line, because words of its answer
         # might be the policy's. At temperature 0 the same prompt would get the same answer.
         self.complaint = load_prompt("complaint", lang)
@@ -317,23 +307,26 @@ class Simulator:
             code = code_of(template + complaint, values, attempt)
             prompt = fill(template + complaint, {**values, "code": code})
             key = self.key(prompt, dialogue, attempt)
-            text = self.log.answers.get(key)
-            if text is None:
-                if asked > self.retries:
-                    raise UnreadableAnswers(f"{asked} answers could not be read: {problem}")
-                asked += 1
-                text = await self.call(prompt, schema, key)
+            async with self.log.locks[key]:  # of equal questions at a time only the first is asked
+                text = self.log.answers.get(key)
+                if text is None:
+                    if asked > self.retries:
+                        raise UnreadableAnswers(f"{asked} answers could not be read: {problem}")
+                    asked += 1
+                    text = await self.call(prompt, schema, key)
             try:
                 return text, read_answer(text, schema, code if "code" in schema else None)
             except Unreadable as error:
-                complaint, problem = "\n\n" + self.complaint, str(error)
+                complaint = "\n\n" + self.complaint
+                problem = getattr(text, "problem", "") or str(error)
 
     def key(self, prompt, dialogue, attempt):
         """The key of a call: the log keeps its answer under it. At temperature 0 equal prompts
         share an answer. At any other the name of the dialogue is part of the key, or all dialogues
         of a group would share one "sample"."""
         temperature = getattr(self.model, "temperature", 0.0)
-        return digest(self.name, temperature, prompt, dialogue if temperature else "", attempt)
+        # None: a server's own temperature, which is not 0
+        return digest(self.name, temperature, prompt, "" if temperature == 0 else dialogue, attempt)
 
     async def call(self, prompt, schema, key):
         """One call to the model, which is logged. Returns the text."""
@@ -354,29 +347,35 @@ class Simulator:
     async def check(self):
         """Ask one question before anything is paid for, as in a dialogue and in its language, with
         an empty log: an old answer says nothing about the server of today. So a wrong key or model
-        shows at once, and so does a model that cannot keep the form. Prints how the form is kept,
-        and keeps a server to the format that it has taken.
+        shows at once, and so does a model that cannot keep the form. A server is asked in each of
+        its formats, the strictest first, until three answers in a row do not fail; prints the one that
+        is kept to from then on.
 
-        Returns that format, None for a model that has none. A scripted model needs no check. Raises
-        SimulatorRefused, BadInput if no answer can be read, and TooManyLost if there is none."""
-        if getattr(self.model, "is_scripted", False):
-            return None
+        Returns what was found out, {attribute of the model: value}, for other ranks. A scripted
+        model needs no check. Raises SimulatorRefused, BadInput if no answer can be read, and
+        TooManyLost if there is none."""
+        model, problems = self.model, {}
+        if getattr(model, "is_scripted", False):
+            return {}
         prompt, values = self.prompts["emotion"], self.example().values()
         unlogged = copy.copy(self)
         unlogged.log = CallLog()
         unlogged.retries = 2  # a model that can keep the form has done so by then
-        try:
-            text, _ = await unlogged.ask(prompt, values, self.emotion_schema)
-        except UnreadableAnswers as error:
-            raise BadInput(
-                f"{self.name} refuses the prompts, or cannot keep the form that they ask for "
-                f"({error}); choose another model"
-            ) from None
-        except SimulatorFailed as error:
-            raise TooManyLost(str(error)) from None
-        self.model.format = getattr(text, "form", None)
-        print(fold(f"{self.name} is held to its form by {self.model.format or 'the prompt'}."))
-        return self.model.format
+        for form in getattr(model, "formats", ["the prompt"]):
+            model.format = form
+            try:
+                await unlogged.ask(prompt, values, EMOTION_SCHEMA)
+                print(fold(f"{self.name} is held to its form by {form}."))
+                found = ("format", "limit", "temperature")
+                return {name: value for name, value in vars(model).items() if name in found}
+            except UnreadableAnswers as error:
+                problems[str(error)] = form  # once, where all forms have the same
+            except SimulatorFailed as error:
+                raise TooManyLost(str(error)) from None
+        raise BadInput(
+            f"{self.name} refuses the prompts, or cannot keep the form that they ask for "
+            f"({'; '.join(problems)}); choose another model"
+        )
 
 
 # ------------------------------------------------------------------------------------------ a user
@@ -418,12 +417,12 @@ class User:
         self.dialogue.append({"speaker": "friend", "text": reply})
         simulator = self.simulator
         text, answer = await simulator.ask(
-            simulator.prompts["emotion"], self.values(), simulator.emotion_schema, self.name
+            simulator.prompts["emotion"], self.values(), EMOTION_SCHEMA, self.name
         )
         change = clamp_change(answer["change"])
         self.emotion = move_emotion(self.emotion, change)
         self.planning = {
-            "objective": answer[simulator.goal],
+            "objective": answer["target_completion"],
             "subjective": answer["activity"] + "\n" + answer["analysis"],
         }
         return text, change

@@ -174,7 +174,7 @@ def update_speeds(models, rank, length, tokens):
     episodes = rows(length, model.config.vocab_size, tokens)
     batches = [[batch.to(models.device) for batch in micro_batches(episodes, tokens, models.pad)]]
     cfg = resolve_settings({"algo": "ppo"})
-    models.fresh, models.gap_limits, models.ratio_limit = False, None, 1e9
+    models.gap_limits, models.ratio_limit = None, 1e9
 
     operations = 4 if rank else 6  # per parameter and token
     peak = peak_flops()

@@ -124,7 +124,7 @@ class FixedAgent:
 
     def __init__(self, replies):
         self.replies = iter(replies)
-        self.segments = []
+        self.segments, self.cut = [], 0
 
     async def reply(self, line):
         """As policy.Agent.reply."""

@@ -294,7 +294,7 @@ policy = Policy(learner)
 models = SimpleNamespace(
     policy=policy,
     optimizer=adamw(policy, lr=4e-4),
-    fresh=True,  # score all tokens before the first optimizer step
+    critic=None,
     reduce=identity,  # there are no other ranks to sum over
     world_size=1,
     gap_limits=(1e-4, 1e-2),

@@ -71,6 +71,11 @@ class SelfCheckFailed(RunError, RuntimeError):
     is_resumable = False
 
 
+def one_line(error):
+    """An exception of somebody else's in one line, for a message."""
+    return " ".join((str(error) or type(error).__name__).split())[:300]
+
+
 def explain(error, out=None, rank=0, world=1):
     """What rlver.py does about an `error` that ended a run in the directory `out` (None: it ended
     before there was one).

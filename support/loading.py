@@ -24,15 +24,17 @@ A dialogue of two turns in ChatML. The pieces are in brackets, what people say i
 The second reply is sampled behind that. Most templates have no opening.
 """
 
-from support.errors import BadModel
+from support.errors import BadModel, one_line
 
 import ctypes
+import json
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 
 
 def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
@@ -57,7 +59,7 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     would get wrong: those with sliding windows, and the few that scale or cap their logits behind
     the output layer (see `check_model`).
     """
-    from transformers import AutoModelForCausalLM, logging
+    from transformers import AutoModelForCausalLM, GenerationConfig, logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -74,6 +76,13 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
         if loading_info["missing_keys"]:  # transformers would make them up at random
             raise BadModel(f"its weights lack {sorted(loading_info['missing_keys'])[0]}")
         check_model(model, tokenizer)
+        # A checkpoint needs only the stop ids. The rest may be what transformers reads but does not
+        # write: a temperature beside do_sample false.
+        model.generation_config = GenerationConfig(eos_token_id=stop_ids(directory) or None)
+        for part in model.modules():
+            if isinstance(part, torch.nn.Embedding):
+                # else that row would get no gradient, and it may be the stop token's
+                part.padding_idx = None
         # in its configuration, and in its layers, which copied the numbers from there
         for part in (model.config, *model.modules()):
             for name, value in list(vars(part).items()):
@@ -82,9 +91,17 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
                     setattr(part, name, 0.0)
     except Exception as error:
         # transformers, safetensors and jinja each have their own; to the user all mean the same
-        line = " ".join(str(error).split())[:300]
-        raise BadModel(f"{prefix}{path}: {line}") from None
+        raise BadModel(f"{prefix}{path}: {one_line(error)}") from None
     return model.to(device), tokenizer
+
+
+def load_tensors(path, **how):
+    """What `torch.save` has written, on the CPU. how: more arguments of torch.load. Raises
+    BadModel, which names the file."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, **how)
+    except Exception as error:  # half a file: of zip, pickle or torch
+        raise BadModel(f"{path}: cannot be read; a part of a copy? ({one_line(error)})") from None
 
 
 def load_to_sample(path, prefix):
@@ -130,6 +147,8 @@ def load_tokenizer(directory):
         raise BadModel(
             "its tokenizer has no chat template; take an instruct model, or add chat_template.jinja"
         )
+    if not tokenizer.is_fast:
+        raise BadModel("its tokenizer has no tokenizer.json; not supported")
     return tokenizer
 
 
@@ -143,26 +162,41 @@ def check_model(model, tokenizer):
         raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
     # Every layer has to attend to all that came before: the trainer's mask (`policy.tree_mask`)
     # knows no window, and the engine's neither.
-    kinds = getattr(model.config, "layer_types", None)
+    config = model.config.get_text_config()  # of a model that reads pictures, too, a part
+    context = context_of(config)
+    kinds = getattr(config, "layer_types", None)
     if kinds is None:  # then one kind for all layers; some configs name a window and leave it off
-        window = getattr(model.config, "sliding_window", None)
-        in_use = window and getattr(model.config, "use_sliding_window", True)
+        window = getattr(config, "sliding_window", None)
+        in_use = window and getattr(config, "use_sliding_window", True)
         kinds = [f"a sliding window of {window} tokens"] if in_use else []
     others = sorted(set(kinds) - {"full_attention"})
     if others:
         raise BadModel(
             f"its layers do not attend to the whole dialogue ({others[0]}); not supported"
         )
-    # `Policy.forward` takes the logits of the output layer as they are.
+    # `Policy.forward` takes the logits of the output layer as they are; and a row must not depend on
+    # its neighbours, such as one that ends at the last position. (Both passes have the same shape,
+    # so in bf16, too, all that differs is what the model makes of the positions.)
+    ids = torch.arange(16).repeat(2, 1)
+    positions = torch.stack([ids[0], ids[0] + context - 16])
     with torch.no_grad():
-        ids = torch.arange(4)[None]
-        logits = model(ids).logits
-        hidden = model.base_model(ids).last_hidden_state
-        of_the_output_layer = model.get_output_embeddings()(hidden)
-    if not torch.allclose(logits, of_the_output_layer, atol=1e-3):
+        logits = model(ids, position_ids=positions).logits[0]
+        hidden = model.base_model(ids).last_hidden_state[0]
+        gap = (logits - model.get_output_embeddings()(hidden)).abs().mean()
+    if not gap <= (1e-4 if gap.dtype == torch.float32 else 0.1):  # NaN is not, either
         raise BadModel(
-            "its logits are not those of its output layer (scaled or capped); not supported"
+            "its logits are not those of its output layer (scaled or capped), or depend on who "
+            f"shares the batch (longrope), by {gap:.1e}; not supported"
         )
+
+
+def context_of(config):
+    """The most tokens of a dialogue that a model with this configuration can read. Raises
+    BadModel."""
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not context:
+        raise BadModel("its configuration names no max_position_embeddings; not supported")
+    return context
 
 
 def stop_ids(path):
@@ -174,7 +208,12 @@ def stop_ids(path):
         config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
     except OSError:
         return []
-    eos = config.eos_token_id  # None, an id, or a list of ids
+    return stops_of(config)
+
+
+def stops_of(generation_config):
+    """The ids of the tokens at which a model stops, by its GenerationConfig."""
+    eos = generation_config.eos_token_id  # None, an id, or a list of ids
     return [eos] if isinstance(eos, int) else eos or []
 
 
@@ -210,15 +249,16 @@ class ChatFormat:
         ask       from a user's text to the reply to it
         opening   in front of a reply that is to be sampled; not in front of a past one
         close     white space in front of the stop token; mostly none
-        stop_id   sampled by the policy, hence an action, hence trained
+        stop_id   sampled by the policy, hence an action, hence trained; any of `stop_ids`, which
+                  are the model's own too, ends a reply
         after     from the stop token to the user's next text; context, hence never trained
 
     Some templates write more in front of a reply that is to be sampled than in front of one that is
     past: `opening_text` ("<think>\\n" of models that always think), which later turns do not see.
     Others write more in front of a past reply: `past_reply_prefix` (a newline in GLM-4).
 
-    The pieces are encoded with special tokens, what people say without: a user who types <|im_end|>
-    has typed ten characters. Once they are cut, a dialogue of two turns is glued together from them
+    The pieces are encoded with the tokens that were added to the vocabulary, what people say
+    without: a user who types <|im_end|> or </think> has typed ten characters, or eight. Once they are cut, a dialogue of two turns is glued together from them
     and compared with the template's own.
 
     system_prompt: "" for none. think: whether replies begin with a thought. template_args: further
@@ -231,6 +271,10 @@ class ChatFormat:
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args = template_args or {}
+        # `split_special_tokens` would not do: it leaves added tokens that are not special, such as
+        # </think> of Qwen3.
+        without_added = json.loads(tokenizer.backend_tokenizer.to_str()) | {"added_tokens": []}
+        self.plain = Tokenizer.from_str(json.dumps(without_added))
         # Without tokenizer.json transformers makes up a vocabulary. SentencePiece's tokenizers mostly
         # put a blank in front of every text: in front of a message that stands behind something
         # else, it would be one that the template does not write.
@@ -264,6 +308,7 @@ class ChatFormat:
         self.head, self.ask = self.encode(head), self.encode(ask)
         self.opening = self.encode(self.opening_text)
         self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
+        self.stop_ids = {self.stop_id, *stop_ids}
         self.check_pieces()
 
     # ------------------------------------------------------------------------------- cutting, once
@@ -301,13 +346,12 @@ class ChatFormat:
         """Find the stop token in the ids that follow a reply. Returns (close, stop_id, after).
         Raises BadModel if there is none, if more than white space stands in front of it, or if the
         model does not stop at it."""
-        added = self.tokenizer.added_tokens_decoder
-        special_ids = {token_id for token_id, token in added.items() if token.special}
-        at = next((i for i, token_id in enumerate(tail) if token_id in special_ids), None)
+        added_ids = self.tokenizer.added_tokens_decoder  # no text of people becomes one of these
+        at = next((i for i, token_id in enumerate(tail) if token_id in added_ids), None)
         if at is None or self.decode(tail[:at]).strip():
             raise BadModel(
                 f"the chat template ends a reply with {self.decode(tail)!r}, which does not begin "
-                "with a special token; the policy could not learn to stop"
+                "with an added token; the policy could not learn to stop"
             )
         if stop_ids and tail[at] not in stop_ids:
             raise BadModel(
@@ -352,13 +396,13 @@ class ChatFormat:
         return self.text(self.past_reply_prefix + visible) + self.close + [self.stop_id]
 
     def text(self, text):
-        """Ids of what somebody said: text only, and no special token, even if it spells one."""
-        return self.encode(text, split_special_tokens=True)
+        """Ids of what somebody said: text only, and no added token, even if it spells one."""
+        return self.plain.encode(text, add_special_tokens=False).ids
 
-    def encode(self, text, **options):
-        """Ids of a text, in which special tokens are special, without any that the tokenizer would
-        add. options: further arguments of the tokenizer."""
-        return self.tokenizer(text, add_special_tokens=False, **options)["input_ids"]
+    def encode(self, text):
+        """Ids of a text of the template, in which added tokens are meant, without any that the
+        tokenizer would put around it."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, ids):
         """The text of ids, special tokens shown."""

@@ -110,16 +110,6 @@ def zero_std_shares(episodes, algo):
     return {"zero_std_groups": len(zero_std) / n, "lost_groups": lost / n}
 
 
-def cut_replies(episodes, stop_id, max_tokens):
-    """[number of replies that the limit of `max_tokens` cut, so that they lack a stop token;
-    replies]. A reply for which the context had no room is shorter, and is not counted."""
-    segments = [segment for episode in episodes for segment in episode.segments]
-    # the policy sampled those segments that have log-probs
-    replies = [segment.ids for segment in segments if segment.log_probs is not None]
-    cut = sum(len(ids) == max_tokens and ids[-1] != stop_id for ids in replies)
-    return [cut, len(replies)]
-
-
 # ------------------------------------------------------------------- signs, counted in the words
 
 # What a reply says that talks about its own reward.

@@ -190,9 +190,9 @@ def parts_of(rows):
 
 # evaluate.py writes the settings that it measures with into each line of a result file, under
 # "rlver"; in a row of `read_results` they are "made_by". These keys beside them are no settings of
-# an evaluation: "ended" and "traits" are of one dialogue, "held_out" follows from the policy and
+# an evaluation: "ended", "traits" and "cut" are of one dialogue, "held_out" follows from the policy and
 # its users.
-NOT_COMPARED = {"ended", "traits", "held_out"}
+NOT_COMPARED = {"ended", "traits", "cut", "held_out"}
 # The conditions in which scores compare, and how the policy replied.
 CONDITIONS = ("simulator", "difficulty", "lang", "start", "max_turns", "world")
 POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context")
@@ -277,6 +277,7 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
         "rule": rows[0]["rule"],
         **score_summary(finals),
         "malformed": 100 * malformed / len(rows),
+        "cut": 100 * sum(row["made_by"].get("cut", 0) for row in rows) / max(1, len(turns)),
         "turns": len(turns) / len(rows),
         "positive": 100 * np.mean(np.array(changes) > 0) if changes else None,
         "by": {name: scores_by(name, rows, finals) for name in parts_of(rows)},
@@ -316,6 +317,8 @@ def print_score(result):
             table[f"{part}: {value}"] = numbers
     print_table(table)
     print(f"{result['turns']:.1f} replies a dialogue, {result['malformed']:.1f} % malformed")
+    if result["cut"]:
+        print(f"{result['cut']:.1f} % of the replies were cut by --max-tokens")
     if result["positive"] is not None:
         print(f"{result['positive']:.1f} % of the replies lift the emotion")
     print(fold(signs_in_words(result["signs"])))

@@ -12,7 +12,7 @@ scripted says so.
 """
 
 from support import STARTED
-from support.errors import BadInput, CannotWrite
+from support.errors import BadInput, CannotWrite, one_line
 from support.files import append_line, lock, read_json, size_of, write_json
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, Clock, scale_in_words, warnings_of
 from support.results import metrics_of, print_table
@@ -98,7 +98,7 @@ class RunDir:
         """Lock the directory, if it is there; the lock ends with the process, or with `close`.
         Returns the newest checkpoint, or None. The function is of support/ranks.py, which imports
         torch; this file does without. Raises BadInput, on every rank, if they do not find the same
-        (on nodes without a shared file system)."""
+        (on nodes without a shared file system), or if it is not whole."""
         if self.first and self.path.exists():  # two runs would undo each other's files
             self.held_lock = lock(self.path)
         newest = checkpoints(self.path)[-1:] or [None]
@@ -107,6 +107,8 @@ class RunDir:
                 f"--resume {self.path}: the newest checkpoint is not on every node; each needs this "
                 "directory, shared or as a copy"
             )
+        if newest[0]:
+            state_of(newest[0])
         return newest[0]
 
     def begin(self, checkpoint, heldout):
@@ -123,9 +125,10 @@ class RunDir:
             # the same of each rank's log of calls: later calls were paid for, so they are not cut
             # off, but serve as answers when the steps after the checkpoint are done again
             "call_bytes": {},
+            "checkpoints": [],  # those that the run wrote and has not removed
         }
         if checkpoint:
-            state = read_json(checkpoint / "state.json")
+            state = {"checkpoints": [checkpoint.name], **state_of(checkpoint)}
         if self.cfg.steps < state["step"]:
             raise BadInput(
                 f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "
@@ -232,13 +235,12 @@ class RunDir:
     # ---- checkpoints
 
     def save(self, state, write, all_gather_list):
-        """Write a checkpoint of the last whole step, if there is one and it has none yet: under
-        another name and renamed, so that nobody ever finds half of one. Then remove all but the
-        newest two. Every rank must call this; the first one writes.
+        """Write a checkpoint of the last whole step, if there is one and it has none yet. Then remove
+        all but the newest two of those that this run wrote. Every rank must call this; the first one
+        writes.
 
         state: what state.json will hold; write(directory): a function that writes everything else;
-        all_gather_list: of support/ranks.py. The settings are a part of it (rlver.json), so that a
-        copy elsewhere says what it is. Raises CannotWrite."""
+        all_gather_list: of support/ranks.py. Raises CannotWrite."""
         state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
         calls = self.calls.path
         size_here = [(calls.name, size_of(calls))] if calls else []
@@ -246,29 +248,72 @@ class RunDir:
         name = f"checkpoint-{state['step']:06d}"
         if not self.first or state["step"] < 0 or (self.path / name).exists():
             return
-        scratch = self.path / f".{name}"
-        shutil.rmtree(scratch, ignore_errors=True)
         state["log_bytes"] = {log: size_of(self.path / log) for log in state["log_bytes"]}
+        written = [*state["checkpoints"], name]
+        state["checkpoints"] = written[-2:]
+        self.write_whole(self.path / name, write, state)
+        for old in written[:-2]:
+            try:
+                shutil.rmtree(self.path / old)
+            except OSError as error:  # NFS keeps the files that somebody reads
+                self.tell(f"warning: {self.path / old} could not be removed: {one_line(error)}")
+
+    def try_to_save(self, write, size):
+        """Write and remove a little checkpoint, and warn if the disk has no room for three of `size`
+        bytes: two are kept while the next one is written. So what cannot be saved shows before
+        anything is paid for. write: as in `save`. Raises CannotWrite."""
+        if not self.first:
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        trial = self.path / ".trial"
+        self.write_whole(trial, write, {})
+        shutil.rmtree(trial, ignore_errors=True)
+        free = shutil.disk_usage(self.path).free
+        if free < 3 * size:
+            self.tell(
+                f"warning: {self.path} has {free / 1e9:.1f} GB left, and three checkpoints need "
+                f"about {3 * size / 1e9:.1f}"
+            )
+
+    def write_whole(self, path, write, state):
+        """Write a checkpoint under another name and rename it, so that nobody ever finds half of
+        one. The settings are a part of it (rlver.json), so that a copy elsewhere says what it is.
+        Raises CannotWrite."""
+        scratch = path.with_name(f".{path.name}")
+        shutil.rmtree(scratch, ignore_errors=True)
         try:
             write(scratch)
             write_json(scratch / "rlver.json", dataclasses.asdict(self.cfg))
             write_json(scratch / "state.json", state)
-        except Exception as error:  # a full disk: an OSError to Python, other things to torch
+            os.rename(scratch, path)
+        except Exception as error:
             shutil.rmtree(scratch, ignore_errors=True)
-            raise CannotWrite(
-                f"{self.path / name} could not be written ({error}); is the disk full?"
-            ) from None
-        os.rename(scratch, self.path / name)
-        for old in checkpoints(self.path)[:-2]:
-            shutil.rmtree(old)
+            hint = "; is the disk full?" if isinstance(error, OSError) else ""
+            raise CannotWrite(f"{path} could not be written ({one_line(error)}){hint}") from None
 
 
 # -------------------------------------------------------------------------------------- checkpoints
 
+# The checkpoint of a step is a directory with its number in six digits, whose state.json names that
+# step. Any other name is not the run's: a copy that somebody made is neither read nor removed.
+CHECKPOINT = "checkpoint-" + 6 * "[0-9]"
+
 
 def checkpoints(out):
     """The checkpoints of a run, the oldest first."""
-    return sorted(Path(out).glob("checkpoint-*"))
+    return sorted(path for path in Path(out).glob(CHECKPOINT) if path.is_dir())
+
+
+def state_of(checkpoint):
+    """What the state.json of a checkpoint holds. Raises BadInput if it is not whole."""
+    path = checkpoint / "state.json"
+    state = read_json(path)
+    if state.get("step") != int(checkpoint.name[-6:]):
+        raise BadInput(
+            f"{path}: missing, damaged or of another step; is the directory a part of a copy? Copy "
+            "it again, or move it away to go on from the checkpoint before it"
+        )
+    return state
 
 
 def newest_state(out):

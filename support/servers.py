@@ -13,14 +13,21 @@ by it and asks again. What goes wrong is one of three exceptions (support/errors
 second.
 """
 
-from support.errors import BadInput, PromptRefused, SimulatorFailed, SimulatorRefused
+from support.errors import (
+    BadInput,
+    PromptRefused,
+    SimulatorFailed,
+    SimulatorRefused,
+    one_line,
+)
 from support.files import append_line, cut_unfinished_line, read_jsonl, without_surrogates
 
 import asyncio
+import json
 import os
 import re
 import sys
-from contextlib import suppress
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,14 +35,17 @@ from tqdm import tqdm
 
 MAX_ANSWER_TOKENS = 4096
 CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all tries together
+TRIES = 8  # of these are followed by a response that holds no answer
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
 
 
 class Answer(str):
-    """The text of a model's answer. (Scripted models answer with a plain str.)"""
+    """The text of a server's answer. (Other models answer with a plain str.)"""
 
-    form = None  # the one of FORMATS in which a server was asked for it
+    thought = ""  # reasoning that the server has taken out of the text
+    cut = False  # was it ended by the limit of tokens?
+    problem = ""  # why it cannot be read, if it is empty or cut
 
 
 # ------------------------------------------------------------------------------ a model on a server
@@ -47,60 +57,72 @@ class ServerModel:
 
     Its key is in the environment (`read_key`) and never written to a file. openai's client tries
     again by itself: after a lost connection, a timeout, a rate limit (no earlier than the server's
-    Retry-After says) and a fault of the server, with at most 8 s between two tries."""
+    Retry-After says) and a fault of the server, with at most 8 s between two tries.
+
+    Servers and models differ in what they take. Each of these begins with what most take, and
+    changes for the rest of the process:
+
+        format       the one of FORMATS for the form of an answer; only `Simulator.check` changes
+                     it, because what refuses a prompt later may be its words
+        limit        the name of the limit of tokens: gpt-5 has another
+        temperature  None where the model has one of its own and refuses any other"""
+
+    formats = FORMATS
 
     def __init__(self, name, url, temperature=0.0, timeout=60.0):
-        """timeout: seconds of one try; CALL_TIMEOUT is the time of all of them."""
+        """timeout: seconds of one try; CALL_TIMEOUT is the time of all of them. Raises BadInput if
+        the environment or the address allows no client."""
         import openai
 
         self.name = name
         self.url = url
-        self.temperature = temperature
-        # The strictest of FORMATS that the server takes; None: not known yet. Simulator.check
-        # sets it, and nothing else: what refuses a prompt later may be its words.
-        self.format = None
+        self.format, self.limit, self.temperature = FORMATS[0], "max_tokens", temperature
         self.last_failure = ""
         self.key = read_key()
-        self.client = openai.AsyncOpenAI(
-            base_url=url,
-            api_key=self.key,
-            max_retries=1000,  # CALL_TIMEOUT decides
-            timeout=timeout,
-            http_client=client_that_tells(self.tell_failure),
-        )
+        try:
+            self.client = openai.AsyncOpenAI(
+                base_url=url,
+                api_key=self.key,
+                max_retries=1000,  # CALL_TIMEOUT decides
+                timeout=timeout,
+                http_client=client_that_tells(self.tell_failure),
+            )
+        except Exception as error:  # of the HTTP library, which has many
+            raise BadInput(
+                f"{url}: no connection can be made: {self.quote(error)} (the environment's proxies "
+                "are in ALL_PROXY, HTTPS_PROXY and HTTP_PROXY)"
+            ) from None
 
     async def __call__(self, prompt, schema):
-        """The answer to a prompt. Servers differ in what they take as `response_format`, and the
-        first question finds it out: what is refused is asked again with the next of FORMATS."""
+        """The answer to a prompt."""
         messages = [{"role": "user", "content": prompt}]
-        for form in [self.format] if self.format else FORMATS:
-            try:
-                answer = await self.chat(messages, MAX_ANSWER_TOKENS, **form_options(form, schema))
-                answer.form = form
-                return answer
-            except PromptRefused as error:
-                refusal = error
-        raise refusal
+        return await self.chat(messages, MAX_ANSWER_TOKENS, **form_options(self.format, schema))
 
     async def chat(self, messages, max_tokens, **options):
         """One question, as an Answer. options: more of OpenAI's parameters. Raises SimulatorFailed,
         PromptRefused or SimulatorRefused."""
         import openai
 
+        tries = 0
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
-                while True:
-                    response = await self.client.chat.completions.create(
-                        model=self.name,
-                        messages=messages,
-                        temperature=self.temperature,
-                        max_tokens=max_tokens,
-                        **options,
-                    )
-                    # what is no answer (a gateway's page, an error) has other attributes, or none
-                    with suppress(AttributeError, LookupError, TypeError):
-                        return self.answer_in(response.choices[0])
-                    self.tell_failure("its response holds no answer")
+                while tries < TRIES:
+                    asked = {self.limit: max_tokens, **options}
+                    if self.temperature is not None:
+                        asked["temperature"] = self.temperature
+                    try:
+                        response = await self.client.chat.completions.with_raw_response.create(
+                            model=self.name, messages=messages, **asked
+                        )
+                    except openai.BadRequestError as error:
+                        if not self.gives_way(str(error), asked):
+                            raise
+                        continue
+                    _, answer = read_response(response.text)
+                    if answer is not None:
+                        return answer
+                    tries += 1  # each may have been paid for
+                    self.tell_failure(f"its response holds no answer: {response.text}")
                     await asyncio.sleep(1)
         except TimeoutError:
             raise SimulatorFailed(
@@ -109,12 +131,22 @@ class ServerModel:
             ) from None
         except openai.APIError as error:
             raise self.refusal(error) from None
+        raise SimulatorFailed(f"{self.url}: no answer in {TRIES} tries; {self.last_failure}")
 
-    def answer_in(self, choice):
-        """The Answer in a response. Raises PromptRefused if a content filter removed it."""
-        if choice.finish_reason == "content_filter":
-            raise PromptRefused(f"{self.url}: a content filter took the answer away")
-        return Answer(without_surrogates(choice.message.content or ""))
+    def gives_way(self, words, asked):
+        """Does a refusal in these words go away without a parameter of those that were `asked`? Then
+        it is left out from now on."""
+        if "max_completion_tokens" in words and "max_tokens" in asked:
+            changed, self.limit = self.limit == "max_tokens", "max_completion_tokens"
+            told = "takes no max_tokens; max_completion_tokens takes its place"
+        elif "temperature" in words and "temperature" in asked:
+            changed, self.temperature = self.temperature is not None, None
+            told = f"takes no temperature of {asked['temperature']:g}; its own is used"
+        else:
+            return False
+        if changed:  # another call may have been quicker
+            tqdm.write(f"{self.name} {told}", file=sys.stderr)
+        return True
 
     def refusal(self, error):
         """The exception for what openai's client raises, an openai.APIError."""
@@ -136,8 +168,69 @@ class ServerModel:
     def quote(self, words):
         """An error or a server's words as one line, for a message. Without our key: some servers
         quote it."""
-        text = str(words).replace(self.key, "***")
-        return " ".join(without_surrogates(text).split())[:300]
+        return one_line(without_surrogates(str(words).replace(self.key, "***")))
+
+
+# ------------------------------------------------------------------------------ reading a response
+
+
+def read_response(text):
+    """The body of a response with status 200, as (status, what it holds). It is one of three:
+
+        200, Answer    an answer; it may be empty or cut (`Answer.problem`)
+        4xx or 5xx     an error of a gateway, or a refusal, in its words; the status is the one that
+                       the server should have sent, 500 where nothing says which
+        200, None      neither: a page, half of an object, content of an unknown kind
+
+    Content may be a list of parts. Reasoning may be in parts of its own or in a field, which has two
+    names."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return 200, None
+    choice, message = at(body, "choices", 0), at(body, "choices", 0, "message")
+    ended = str(at(choice, "finish_reason")).lower()
+    error = at(body, "error") or at(choice, "error") or (at(body, "object") == "error" and body)
+    if error or ended in ("error", "abort", "insufficient_system_resource"):
+        found = re.search(r'"(?:code|status|status_code)": "?([45]\d\d)\b', json.dumps(error))
+        status = int(found[1]) if found else 500
+        return status, str(at(error, "message") or error or f"finish_reason {ended}")
+    content = at(message, "content")
+    answer = Answer(texts_in(content))
+    refused = at(message, "refusal") if not answer else None
+    if refused or ended in ("content_filter", "safety", "refusal"):
+        return 400, f"a content filter took the answer away. {refused or ''}"
+    if not isinstance(message, dict) or not isinstance(content, str | list | None):
+        return 200, None
+    parts = content if isinstance(content, list) else []
+    thought = at(message, "reasoning_content") or at(message, "reasoning")
+    answer.thought = texts_in(thought or [{"text": at(part, "thinking")} for part in parts])
+    answer.cut = ended in ("length", "max_tokens", "model_length")
+    if answer.cut or not answer.strip():
+        answer.problem = "cut by the limit of tokens" if answer.cut else "empty"
+        if answer.thought and not answer.strip():
+            answer.problem += ", with nothing but reasoning in it"
+    return 200, answer
+
+
+def at(value, *path):
+    """What stands at this path in a JSON value, None if nothing does."""
+    try:
+        for key in path:
+            value = value[key]
+    except (LookupError, TypeError):
+        return None
+    return value
+
+
+def texts_in(content):
+    """The text of a message's content: a string, or a list of parts, whose texts are joined."""
+    if isinstance(content, list):
+        return "".join(texts_in(at(part, "text")) for part in content)
+    return without_surrogates(content) if isinstance(content, str) else ""
+
+
+# ------------------------------------------------------------------------------- making a request
 
 
 def form_options(form, schema):
@@ -185,8 +278,14 @@ def client_that_tells(tell):
             except Exception as error:
                 tell(f"{type(error).__name__} {error}")
                 raise
+            status, words = read_response(response.text)
+            if response.status_code == 200 and status != 200:
+                # From here on it is as if the server had said it by the status.
+                after = {"Retry-After": response.headers.get("Retry-After", "")}
+                error = {"error": {"message": words}}
+                response = type(response)(status, headers=after, json=error, request=request)
             if may_heal(response.status_code):
-                tell(f"status {response.status_code}")
+                tell(f"status {response.status_code} {words or ''}")
             return response
 
     return Client()
@@ -230,7 +329,7 @@ class LocalModel:
         # a prompt of its own, so there is nothing to keep.
         max_tokens = min(left, MAX_ANSWER_TOKENS)
         sampled, _ = await self.engine.generate(ids, max_tokens, self.rng, key=None)
-        has_ended = sampled[-1] == self.chat.stop_id
+        has_ended = sampled[-1] in self.chat.stop_ids
         return self.chat.decode(sampled[:-1] if has_ended else sampled)
 
 
@@ -239,11 +338,14 @@ class LocalModel:
 
 @dataclass
 class CallLog:
-    """All answers that were paid for, one line of JSON each, so that none is paid for twice. Also
-    the answers of earlier logs, which `Simulator.ask` searches before it asks the model."""
+    """All answers that were paid for, one line of JSON each, so that none is paid for twice: the
+    answers of this run and of earlier logs, which `Simulator.ask` searches before it asks the
+    model. Of two answers under one key the first counts, here and when the file is read again.
+    Without a file nothing is kept."""
 
     path: Path | None = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
+    locks: dict = field(default_factory=lambda: defaultdict(asyncio.Lock))  # {key: its lock}
 
     def read(self, path, start=0):
         """Read the answers of an earlier log, from byte `start` on. A line that a killed run left
@@ -251,11 +353,12 @@ class CallLog:
         cut_unfinished_line(path)
         for _, row, _ in read_jsonl(path, start):
             if isinstance(row, dict) and "key" in row and "answer" in row:
-                self.answers[row["key"]] = row["answer"]
+                self.answers.setdefault(row["key"], row["answer"])
 
     def write(self, key, text, seconds):
         """Append one answer."""
         if self.path:
+            self.answers[key] = text
             append_line(self.path, {"key": key, "answer": text, "seconds": round(seconds, 4)})
 
 

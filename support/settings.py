@@ -30,7 +30,14 @@ def fold(text, width=WIDTH):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one line, not the whole usage."""
+    """An argument parser whose complaint is one line, not the whole usage. From then on a character
+    that the terminal lacks is shown as "?"."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
 
     def error(self, message):
         """End the program with exit code 2."""
@@ -100,6 +107,15 @@ def split_name(name):
     return kind, model, url
 
 
+def from_anywhere(name):
+    """A model's name, absolute where it names a directory that is here: a run is resumed, and its
+    config.json read, from other directories, too. The model of a user stands behind "local:"."""
+    kind, colon, place = name.rpartition(":")
+    if name in SCRIPTED or kind not in ("", "local") or not os.path.isdir(place):
+        return name
+    return kind + colon + os.path.abspath(place)
+
+
 # ----------------------------------------------------------------------------- the presets of a run
 
 # Some defaults depend on the algorithm, on thinking, or on what is trained: {case: default}.
@@ -162,6 +178,7 @@ class Settings:
     model: str = flag(
         "toy",
         "what is trained: toy, or a Hugging Face causal LM, its directory or name on the hub",
+        from_anywhere,
         metavar="NAME",
     )
     template_args: dict = flag(
@@ -175,6 +192,7 @@ class Settings:
         "model that plays the user: toy, a script; toy-weak, a script that can be hacked; "
         "feelings, a script for which learned models of text rate each reply; openai:MODEL@URL, a "
         "server, its key in $RLVER_API_KEY or $OPENAI_API_KEY; local:DIR, a model in this process",
+        from_anywhere,
         metavar="NAME",
     )
     difficulty: str = flag(
@@ -387,15 +405,19 @@ def resolve_settings(given):
 
 def check(cfg, chosen):
     """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
-    asks for another advantage, KL or adapter than the run would have."""
+    has no effect in this run."""
     is_grpo = cfg.algo == "grpo"
-    ignored = ["gamma", "lam"] if is_grpo else ["advantage"]
-    if not cfg.kl_coef:
-        ignored.append("kl_estimator")
-    if not cfg.lora_rank:
-        ignored.append("lora_alpha")
-    for name in ignored:
-        if name in chosen:
+    ignored = {
+        "gamma lam critic_lr value_clip": is_grpo,
+        "advantage": not is_grpo,
+        "kl_estimator": not cfg.kl_coef,
+        "lora_alpha": not cfg.lora_rank,
+        "engine_memory": cfg.engine != "vllm",
+        "simulator_temperature": cfg.simulator in SCRIPTED,
+        "simulator_concurrency simulator_timeout": not cfg.simulator.startswith("openai:"),
+    }
+    for name in chosen:
+        if any(name in names.split() for names, is_so in ignored.items() if is_so):
             raise BadInput(
                 f"{flag_name(name)} has no effect in this run; --help says what it needs"
             )
@@ -451,6 +473,8 @@ def resumed_settings(config, given):
         name: value for name, value in given.items() if value not in (None, config.get(name))
     }
     del changes["resume"]
+    if "out" in changes:
+        raise BadInput(f"--out has no effect with --resume: the run stays in {given['resume']}")
     for name, value in changes.items():
         same_model = name == "simulator" and split_name(value)[:2] == split_name(config[name])[:2]
         if name not in RESUMABLE and not same_model:
@@ -459,5 +483,5 @@ def resumed_settings(config, given):
                 f"only {', '.join(map(flag_name, RESUMABLE))} and the simulator's address can"
             )
     cfg = Settings(**{**config, **changes})
-    check(cfg, {})  # vLLM may not be on this machine
+    check(cfg, changes)  # vLLM may not be on this machine, either
     return cfg

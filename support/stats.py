@@ -3,8 +3,6 @@
 Nothing here knows what the numbers are of.
 """
 
-import math
-
 import numpy as np
 
 
@@ -18,14 +16,6 @@ def sign_flips(differences, rng, draws):
     far = np.abs(means) >= abs(differences.mean()) - 1e-9
     # The differences as they are were one of the draws: so p is never 0.
     return float((1 + far.sum()) / (1 + draws))
-
-
-def mcnemar(b, c):
-    """The two-sided p of McNemar's exact test. Of the problems that changed sides, b to right and c
-    to wrong, each went either way with probability 1/2 if training did nothing: p is a binomial
-    tail, doubled."""
-    tail = sum(math.comb(b + c, k) for k in range(min(b, c) + 1))
-    return min(1.0, 2 * tail / 2 ** (b + c))
 
 
 def pearson(x, y):
@@ -66,19 +56,3 @@ def interval(statistic, *columns, draws=1000):
             if n > 4:
                 low, high = np.nanpercentile(estimates, [2.5, 97.5]).tolist()
     return [value, low, high, n]
-
-
-def krippendorff(units):
-    """Krippendorff's alpha for nominal ratings, 1 - observed / expected disagreement. units: of
-    each unit the list of its ratings; a unit with one rating is left out. None if nothing differs.
-
-    Both disagreements are means over all n ratings; their common factor 1 / n is left out."""
-    units = [np.array(unit) for unit in units if len(unit) > 1]
-    observed = sum(disagreement(unit) for unit in units)
-    expected = disagreement(np.concatenate(units)) if units else 0
-    return float(1 - observed / expected) if expected else None
-
-
-def disagreement(ratings):
-    """The number of ordered pairs of n ratings that differ, divided by n - 1."""
-    return (ratings[:, None] != ratings).sum() / (len(ratings) - 1)

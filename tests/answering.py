@@ -20,7 +20,7 @@ CHAINS = [(lang, difficulty) for lang in ("en", "zh") for difficulty in ("vanill
 
 
 def feeling(change, target="t", activity="a", analysis="x"):
-    """An answer of f_emo, with the keys of both difficulties."""
+    """An answer of f_emo, with a key that nobody reads."""
     answer = {"content": "c", "target_completion": target, "reason": target, "activity": activity}
     return json.dumps({**answer, "analysis": analysis, "code": CODE, "change": change})
 

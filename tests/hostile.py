@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
 
 from answering import CODE, feeling, saying
-from simulator import EMOTION_SCHEMAS, REPLY_SCHEMA, Unreadable, read_answer
+from simulator import EMOTION_SCHEMA, REPLY_SCHEMA, Unreadable, read_answer
 
 # ------------------------------------------------------------------------------ what a policy says
 
@@ -71,7 +71,7 @@ REPLIES = [
 
 # ------------------------------------------------------------------------- models that are careless
 
-SCHEMAS = {"emotion": EMOTION_SCHEMAS["vanilla"], "reply": REPLY_SCHEMA}
+SCHEMAS = {"emotion": EMOTION_SCHEMA, "reply": REPLY_SCHEMA}
 LINE = "Well, you wrote QUOTE and it hurts."
 OWN = {  # the models' own answers; a note is one key more than was asked for
     "emotion": {**json.loads(feeling(-7)), "note": ""},

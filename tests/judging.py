@@ -44,8 +44,7 @@ class Model:
         else:
             answer = {}
         if answer is None:
-            difficulty = "challenging" if "reason" in schema else "vanilla"
-            user = world.ScriptedModel(difficulty)
+            user = world.ScriptedModel("challenging" if "reserved" in prompt else "vanilla")
             return await (user if "<hidden_theme>" in prompt else ScriptedJudge())(prompt, schema)
         if isinstance(answer, str):
             return answer

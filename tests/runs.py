@@ -25,7 +25,7 @@ from toy import world
 
 SMALL = (
     "--simulator toy --steps 4 --batch-size 4 --group-size 2 --minibatches 2 --max-turns 3 "
-    "--max-tokens 6 --lr 2e-3 --critic-lr 2e-3 --warmup 2 --eval-size 4 --eval-every 3 "
+    "--max-tokens 6 --lr 2e-3 --warmup 2 --eval-size 4 --eval-every 3 "
     "--save-every 2"
 ).split()
 # What such a run appends, line by line: 4 dialogues of the evaluation before (1-4), 4 of step 1
@@ -50,7 +50,7 @@ def in_moods():
 # What other runs of WholeRuns have beside these. With adapters all three parts stand on one base.
 ALGO = {
     "grpo": ["--algo", "grpo"],
-    "ppo": ["--algo", "ppo"],
+    "ppo": "--algo ppo --critic-lr 2e-3".split(),
     "adapters": "--algo ppo --lora-rank 4 --lr 0.02 --critic-lr 0.02 --kl-coef 0.05".split(),
 }
 

@@ -9,6 +9,7 @@ class Agent:
 
     def __init__(self, replies):
         self.replies, self.heard, self.segments = iter(replies), [], []
+        self.cut = 0
 
     async def reply(self, line):
         self.heard.append(line)

@@ -133,9 +133,7 @@ class Handler(BaseHTTPRequestHandler):
         """What the model says to a request."""
         server, prompt = self.server, request["messages"][0]["content"]
         if is_check(prompt):
-            text = coded(prompt, feeling(1))
-            other = "target_completion" if '"reason"' in prompt else "reason"
-            text = text.replace(f'"{other}": "t", ', "")
+            text = coded(prompt, feeling(1)).replace('"reason": "t", ', "")
         elif fault == "garbage":
             return server.rng.choice(GARBAGE)
         elif server.answer:

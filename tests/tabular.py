@@ -227,7 +227,6 @@ def models_of(policy=None, optimizer=None, critic=None, critic_optimizer=None, *
         reference=None,
         reduce=identity,
         world_size=1,
-        fresh=True,
         gap_limits=None,
         ratio_limit=1e-3,
     )

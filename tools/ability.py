@@ -11,8 +11,9 @@ does not ask is not in the number.
 
 from support.errors import BadInput
 from support.files import digest, read_jsonl
-from support.stats import interval, mcnemar, sign_flips
+from support.stats import interval, sign_flips
 
+import math
 import re
 import sys
 from collections import defaultdict
@@ -21,6 +22,14 @@ from pathlib import Path
 import numpy as np
 
 from tools.dialogues import show_table, tool_parser, write_outputs
+
+
+def mcnemar(b, c):
+    """The two-sided p of McNemar's exact test. Of the problems that changed sides, b to right and c
+    to wrong, each went either way with probability 1/2 if training did nothing: p is a binomial
+    tail, doubled."""
+    tail = sum(math.comb(b + c, k) for k in range(min(b, c) + 1))
+    return min(1.0, 2 * tail / 2 ** (b + c))
 
 
 def main(argv=None):

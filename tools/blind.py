@@ -15,7 +15,7 @@ The dialogues are with a simulated user. Wins do not say how a rater would have 
 
 from support.errors import BadInput
 from support.files import read_json, write_json
-from support.stats import interval, krippendorff
+from support.stats import interval
 
 import csv
 import sys
@@ -130,6 +130,22 @@ def read_sheet(path, votes):
             if letter.strip():
                 votes[question][number].append(vote_of[letter.strip().upper()])
     return key
+
+
+def krippendorff(units):
+    """Krippendorff's alpha for nominal ratings, 1 - observed / expected disagreement. units: of
+    each unit the list of its ratings; a unit with one rating is left out. None if nothing differs.
+
+    Both disagreements are means over all n ratings; their common factor 1 / n is left out."""
+    units = [np.array(unit) for unit in units if len(unit) > 1]
+    observed = sum(disagreement(unit) for unit in units)
+    expected = disagreement(np.concatenate(units)) if units else 0
+    return float(1 - observed / expected) if expected else None
+
+
+def disagreement(ratings):
+    """The number of ordered pairs of n ratings that differ, divided by n - 1."""
+    return (ratings[:, None] != ratings).sum() / (len(ratings) - 1)
 
 
 def main(argv=None):

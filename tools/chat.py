@@ -17,7 +17,7 @@ import sys
 from textwrap import indent
 
 from evaluate import BENCHMARK, FLOOR, add_policy_flags, add_user_flags, load_policy, who_talks
-from simulator import User, read_analysis
+from simulator import EMOTION_SCHEMA, User, read_answer
 
 INDENT = 26 * " "  # of what the other side does not see
 
@@ -121,7 +121,7 @@ class ShownUser(User):
     async def feel(self, reply):
         """As simulator.User.feel. What the answer says of the reply and of the feeling is shown."""
         text, change = await super().feel(reply)
-        answer = read_analysis(text)
+        answer = read_answer(text, EMOTION_SCHEMA)
         sentences = " ".join(answer[key] for key in ("content", "activity", "analysis"))
         print(indent(fold(f"felt: {sentences} ({change:+d})", WIDTH - len(INDENT)), INDENT))
         return text, change
@@ -132,7 +132,7 @@ class Friend:
 
     def __init__(self, agent=None, name=""):
         self.agent, self.name = agent, name
-        self.segments = agent.segments if agent else []
+        self.segments, self.cut = agent.segments if agent else [], 0
 
     async def reply(self, line):
         """As policy.Agent.reply. An empty line of yours ends the dialogue as a full context does."""

@@ -34,11 +34,13 @@ import contextlib
 import sys
 from collections import Counter, defaultdict
 from operator import itemgetter
+from pathlib import Path
 
 import numpy as np
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
-from simulator import Unreadable, as_json, read_analysis
+from simulator import EMOTION_SCHEMA, Unreadable, as_json, read_answer
 from tools.asking import Question, add_judge_flags, ask, ask_files, made_by
 from tools.dialogues import (
     add_files,
@@ -83,7 +85,7 @@ def thoughts_of(dialogue):
         found, keys = turn["analysis"], THOUGHT_OF_SAGE
         with contextlib.suppress(Unreadable, KeyError):
             if not isinstance(found, dict):
-                found, keys = read_analysis(found or ""), THOUGHT
+                found, keys = read_answer(found or "", EMOTION_SCHEMA), THOUGHT
             thoughts.append((turn, {key: found[name] for key, name in zip(THOUGHT, keys)}))
     return thoughts
 
@@ -228,7 +230,7 @@ def place_schema(models):
 
 def outcome_slots(dialogue):
     """For `make_cases`: a dialogue that ended in success or in failure."""
-    if 10 < dialogue.final < 100:
+    if 10 <= dialogue.final < 100:
         return []
     need = dialogue.profile.need if dialogue.profile else ""
     outcome = "success" if dialogue.final >= 100 else "failure"
@@ -310,6 +312,11 @@ def judge(args):
     check_files(args, out=args.picture)
     if args.picture and name not in ("capabilities", "coordinate"):
         raise BadInput("--picture: only capabilities and coordinate have one")
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if args.picture and Path(args.picture).suffix[1:].lower() not in kinds:
+        raise BadInput(
+            f"--picture {args.picture}: its name should end with one of {', '.join(kinds)}"
+        )
     need_judge(args)
     result = place_files(args) if name == "coordinate" else judge_files(args)
     write_outputs(args, f"judge {name}", result)

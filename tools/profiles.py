@@ -145,7 +145,7 @@ def draw_drafts(count, lang, seed, split=0.0):
 
 # ---------------------------------------------------------------------------------- one pass a user
 
-# What an answer holds: {part: its schema}, see simulator.EMOTION_SCHEMAS. No policy speaks here, so
+# What an answer holds: {part: its schema}, see simulator.EMOTION_SCHEMA. No policy speaks here, so
 # no code is asked for. The prompts' persona_layout and scene_layout put the texts together.
 TEXTS = "sex job hobbies habits speaking_style way_of_talking".split()
 PARTS = "event cause timeline conflict attempts state moods raises lowers".split()

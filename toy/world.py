@@ -334,11 +334,10 @@ class ScriptedModel:
         lines = [m["text"] for m in dialogue if m["speaker"] == "me"]
         change, why = self.react(reply, scene, earlier, lines)
         # the prompt of a challenging user asks for another key
-        goal = "reason" if self.difficulty == "challenging" else "target_completion"
         effect = "lifted" if change > 0 else "let down"
         answer = {
             "content": f"my friend said something about me and my {scene.person}.",
-            goal: "yes." if change >= MEETS_NEED else "not yet.",
+            "target_completion": "yes." if change >= MEETS_NEED else "not yet.",
             "activity": f"I think: {why}.",
             "analysis": f"I am {scene.feeling}, and {effect} by this.",
             "code": code,
@@ -356,9 +355,9 @@ class ScriptedModel:
 
 
 def code_in(prompt):
-    """The code that a prompt asks for: its last one. (Where the policy's words stand, which is
-    above, quotation marks are escaped.)"""
-    return re.findall('"code": "([a-z]{4})"', prompt)[-1]
+    """The code that a prompt asks for, in its first line; "" if that was cut off."""
+    found = re.match("code: ([a-z]{4})\n", prompt)
+    return found[1] if found else ""
 
 
 # How a user begins a line, by the level of its emotion. At Emotion-F it leaves.

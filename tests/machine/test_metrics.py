@@ -7,7 +7,6 @@ The course has a lab for two of them: shared-seed and user-words."""
 from support.metrics import (
     REWARD_TALK,
     WARNINGS,
-    cut_replies,
     signs,
     warnings_of,
     words_of,
@@ -21,7 +20,7 @@ import pytest
 import models
 import rlver
 from benchmarks import tables
-from policy import Agent, Episode, Segment
+from policy import Agent, Episode
 from runs import ALGO, go, metrics, summary
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -171,20 +170,6 @@ def test_groups_without_variance_by_hand():
     episodes = [Episode("p", n, "", reward=reward) for n in rewards for reward in rewards[n]]
     assert zero_std_shares(episodes, "grpo") == {"zero_std_groups": 0.75, "lost_groups": 0.25}
     assert zero_std_shares(episodes, "ppo") == {"zero_std_groups": None, "lost_groups": None}
-
-
-def test_cut_replies_are_counted():
-    """A --max-tokens that cuts most replies must be seen. The last reply of a full context is
-    shorter: it was cut as well, but more tokens a reply would not help."""
-    segments = [
-        Segment([1, 2]),
-        Segment([5, 9], log_probs=[-1.0, -1.0]),
-        Segment([9]),
-        Segment([5, 6], branch=1, log_probs=[-1.0, -1.0]),
-        Segment([7], branch=2, log_probs=[-1.0]),
-    ]
-    episode = Episode("p", 0, "Hi.", segments=segments)
-    assert cut_replies([episode, episode], stop_id=9, max_tokens=2) == [2, 6]
 
 
 def test_signs_by_hand():

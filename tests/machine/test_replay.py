@@ -110,8 +110,6 @@ def test_a_user_hears_each_reply_in_the_recorded_emotion(good):
     class Deaf:
         purposes = {"eq": ""}
         prompts = {"emotion": ""}
-        goal = simulator.GOAL["vanilla"]
-        emotion_schema = simulator.EMOTION_SCHEMAS["vanilla"]
 
         async def ask(self, template, values, schema, dialogue):
             asked.append((values["emotion"], json.loads(values["dialogue"])))

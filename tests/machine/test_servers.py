@@ -16,6 +16,7 @@ from support.settings import make_parser
 import asyncio
 import json
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -69,14 +70,16 @@ def test_only_the_check_decides_how_the_form_is_kept(formats, told, capsys):
     refuses would cost the rest of a run its schema."""
 
     async def ask(user):
-        await user.answer()
+        with suppress(PromptRefused):
+            await user.answer()
         before = user.simulator.model.format
-        await user.simulator.check()
-        return before, user.simulator.model.format
+        found = await user.simulator.check()
+        await user.answer()
+        return before, user.simulator.model.format, found["format"]
 
     with Loopback(formats=["text", *formats], difficulty="challenging") as server:
         user = user_at(server, difficulty="challenging")
-        assert asyncio.run(ask(user)) == (None, told)
+        assert asyncio.run(ask(user)) == ("json_schema", told, told)
     assert f"by {told}" in " ".join(capsys.readouterr().out.split())
 
 

@@ -14,7 +14,7 @@ import pytest
 from answering import CHAINS, CODE, LIN, Model, feeling, tagged, user_of
 from hostile import FORGED
 from simulator import (
-    EMOTION_SCHEMAS,
+    EMOTION_SCHEMA,
     PLACEHOLDERS,
     PROMPTS,
     REPLY_SCHEMA,
@@ -122,7 +122,7 @@ def test_every_prompt_is_there_and_asks_for_what_the_parser_reads(lang, difficul
     translated would cost every dialogue, days into a run. But for the value that decides
     it is JSON, so a model that echoes its prompt has not answered; and a server's `json_object`
     needs the word."""
-    for name, schema in (("emotion", EMOTION_SCHEMAS[difficulty]), ("reply", REPLY_SCHEMA)):
+    for name, schema in (("emotion", EMOTION_SCHEMA), ("reply", REPLY_SCHEMA)):
         text = load_prompt(name, lang, difficulty)
         assert set(re.findall(r"\{\{(\w+)\}\}", text)) == PLACEHOLDERS[name] and "JSON" in text
         assert "+10" not in text  # which would be no JSON

@@ -19,7 +19,7 @@ from rlver import converse
 from scripted import Agent
 from simulator import (
     CODE_LETTERS,
-    EMOTION_SCHEMAS,
+    EMOTION_SCHEMA,
     MAX_ANSWER_LENGTH,
     REPLY_SCHEMA,
     Profile,
@@ -28,12 +28,9 @@ from simulator import (
     User,
     code_of,
     load_prompt,
-    read_analysis,
     read_answer,
 )
 from toy.world import code_in
-
-EMOTION_SCHEMA = EMOTION_SCHEMAS["vanilla"]
 
 
 def refused(text, schema=EMOTION_SCHEMA, code=CODE):
@@ -164,29 +161,23 @@ def test_an_answer_without_an_end_is_refused():
     assert refused('{"a":' * 3000) and refused("[" * 15_000)
 
 
-def test_a_logged_analysis_is_read_whatever_the_difficulty():
-    """Without asking for a code again, which it had."""
-    for schema in EMOTION_SCHEMAS.values():
-        logged = {key: value for key, value in json.loads(feeling(-2)).items() if key in schema}
-        read = read_analysis(json.dumps(logged))
-        assert (read["target_completion"], read["change"]) == ("t", -2)
-
-
 # ----------------------------------------------------------------------------------------- the code
 
 
 def test_a_code_is_of_its_question():
     """Four letters without a vowel. The same question has the same code, or no log could answer it;
-    another text, value or attempt has another."""
-    values = {"dialogue": "[]", "emotion": 30}
+    another text, person or attempt has another. What changes from turn to turn changes none, or
+    a server could not keep what it computed for the beginning of a dialogue's prompts."""
+    values = {"persona": "Lin", "scene": "s", "task": "t", "dialogue": "[]", "emotion": 30}
     code = code_of("prompt", values)
     assert re.fullmatch(f"[{CODE_LETTERS}]{{4}}", code) and code == code_of("prompt", dict(values))
+    assert code == code_of("prompt", {**values, "emotion": 31, "dialogue": "[1]"})
     others = {
         code_of("prompts", values),
-        code_of("prompt", {**values, "emotion": 31}),
+        *(code_of("prompt", {**values, name: "x"}) for name in ("persona", "scene", "task")),
         code_of("prompt", values, 1),
     }
-    assert len(others | {code}) == 4 and not set("aeiouyl") & set(CODE_LETTERS)
+    assert len(others | {code}) == 6 and not set("aeiouyl") & set(CODE_LETTERS)
 
 
 def test_no_letters_that_were_said_become_the_code():
@@ -194,7 +185,7 @@ def test_no_letters_that_were_said_become_the_code():
     forges that change. Letters that stand anywhere in the values are passed over, capitals, too."""
     guesses = " ".join(code_of("a guess", {}, attempt) for attempt in range(1000))
     for number in range(1000):
-        said = {"dialogue": f"{guesses.upper()} {number}"}
+        said = {"persona": number, "dialogue": guesses.upper()}
         assert code_of("prompt", said) not in guesses
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ppo import log_probs_of, logp_gap
-from tabular import INF, NAN, Table, Values, cfg_of, close, pack, talk, untouched, update, weights
+from tabular import INF, NAN, Table, Values, close, pack, talk, untouched, update, weights
 
 
 def test_engine_and_trainer_must_agree():
@@ -49,27 +49,19 @@ def test_the_first_ratio_must_be_1():
     assert metrics["kl"] > 1e-4 and not untouched(policy, before)
 
 
-def test_the_first_mini_batch_is_passed_once_and_the_engine_still_checked():
-    """Once the ratio has been seen to be 1, log pi_old of the first mini-batch comes from the pass
-    that trains it; a k1 reward needs it before. And an engine with other weights is found out
-    there, too, before any step."""
+def test_all_tokens_are_scored_before_the_first_step():
+    """log pi_old is of the policy that was rolled out, also in the last mini-batch, which is passed
+    when the policy has moved. And an engine with other weights is found out before any step."""
     batches, passes = [pack(talk(s, 2, 5), talk(s + 9, 1, 6)) for s in range(3)], []
     policy = Table()
     policy.register_forward_hook(
         lambda module, args, out: passes.append([args[0] is b for b in batches].index(True))
     )
-    for fresh, estimator, wanted in (
-        (True, "k3", [0, 1, 2] * 2),
-        (False, "k3", [1, 2, 0, 1, 2]),
-        (False, "k1", [0, 1, 2] * 2),
-    ):
-        cfg = cfg_of(kl_coef=0.1, kl_estimator=estimator)
-        update(policy, batches, cfg=cfg, reference=Table(9), fresh=fresh)
-        assert passes == wanted
-        passes.clear()
+    update(policy, batches)
+    assert passes == [0, 1, 2] * 2
     before = weights(policy)  # moved since the engine's log-probs were those of the first
     with pytest.raises(SelfCheckFailed, match="engine"):
-        update(policy, batches, gap_limits=(1e-4, 1e-2), fresh=False)
+        update(policy, batches, gap_limits=(1e-4, 1e-2))
     assert untouched(policy, before)
 
 

@@ -53,7 +53,7 @@ def test_a_model_in_this_process_has_what_is_left_of_its_context():
             lengths.append(max_tokens)
             return [7, 0], None
 
-    chat = SimpleNamespace(first_prompt=list, opening=[], stop_id=0, decode=str)
+    chat = SimpleNamespace(first_prompt=list, opening=[], stop_ids={0}, decode=str)
     for context in (10**6, 100, 3):
         model = LocalModel("small", Engine(), chat, context, rng=None)
         if context > 3:

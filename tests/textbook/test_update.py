@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ppo
-from ppo import CriticPart, log_probs_of, optimize
+from ppo import log_probs_of, optimize
 from tabular import (
     Notes,
     Table,
@@ -35,22 +35,20 @@ def gradients(
     """What `optimize` makes of two models that stand still: (the policy's gradient at each step,
     the critic's, the metrics). more: of the models."""
     batches = sum(minibatches, [])
-    notes, part = Notes(policy), None
+    notes, critic_notes, old_values = Notes(policy), None, None
     if critic:
-        old_values = [critic(batch).detach() for batch in batches]
-        part = CriticPart(critic, Notes(critic), old_values, returns)
+        old_values, critic_notes = [critic(b).detach() for b in batches], Notes(critic)
     metrics = optimize(
-        policy,
-        notes,
+        models_of(policy, notes, critic, critic_notes, **more),
         minibatches,
         old or log_probs_of(policy, batches),
         advantages,
         cfg or cfg_of(),
-        models_of(**more),
-        ref=ref,
-        critic=part,
+        ref,
+        old_values,
+        returns,
     )
-    return notes.seen, part.optimizer.seen if part else [], metrics
+    return notes.seen, critic_notes.seen if critic else [], metrics
 
 
 def test_the_metrics_are_means_over_all_tokens_and_steps():
