@@ -203,7 +203,7 @@ def find_weights(name, step):
         path = checkpoint_of_run(directory, step)
         # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
         # that the run started from.
-        weights = path if path.is_dir() else run_settings["model"]
+        weights = path if (path / "state.json").is_file() else run_settings["model"]
         return str(path), weights, run_settings, directory
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")

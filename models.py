@@ -157,7 +157,7 @@ class Models:
         elif saved and cfg.lora_rank:
             self.sync()  # the engine has the base only, without the checkpoint's adapters
         try:
-            self.probe((1e-4, 1e-4) if self.dtype == torch.float32 else self.gap_limits, 32)
+            self.probe(32)
         except Exception as error:  # of whatever transformers makes of this architecture
             raise BadModel(f"--model {cfg.model}: cannot be trained: {one_line(error)}") from None
 
@@ -230,15 +230,15 @@ class Models:
         model = self.policy.model
         self.engine.load_weights(merge(iter_full_weights(model), model))
         if self.cfg.engine == "vllm":  # the torch engine copies tensors by name and needs no test
-            self.probe(self.gap_limits)
+            self.probe()
 
-    def probe(self, limits, length=None):
+    def probe(self, length=None):
         """Let the engine sample a few tokens, and compare its log-probs with the trainer's. Nothing
         else shows that a sync had no effect, or that the engine still has cached results of the old
         weights; at the start, whether this architecture can be trained at all. The prompt is always
         the same, and long enough for vLLM's prefix cache, unless `length` limits it. The trainer's
         row has a neighbour that ends at the last position of the context: on some models the
-        log-probs of short rows depend on that. limits: of `logp_gap`. Raises SelfCheckFailed."""
+        log-probs of short rows depend on that. Raises SelfCheckFailed."""
         prompt = self.chat.first_prompt(PROBE)[: length or self.context // 2]
         # 2: another stream than those of dialogues in training (0) and evaluation (1)
         rng = np.random.default_rng([self.cfg.seed, 2])
@@ -248,7 +248,7 @@ class Models:
         batch.positions[1] += self.context - len(prompt)
         batch = batch.to(self.device)
         # raises SelfCheckFailed beyond the limits
-        logp_gap([batch], log_probs_of(self.policy, [batch]), limits, self.reduce)
+        logp_gap([batch], log_probs_of(self.policy, [batch]), self.gap_limits, self.reduce)
 
     # ------------------------------------------------------------------- distance from the start
 
@@ -264,8 +264,9 @@ class Models:
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
             kept.append((vars(batch), log_probs.cpu()))
         if rank() == 0:
-            torch.save(kept, path.with_name(f".{path.name}"))
-            os.replace(path.with_name(f".{path.name}"), path)
+            scratch = path.with_name(f".{path.name}")  # nobody ever finds half a file
+            torch.save(kept, scratch)
+            os.replace(scratch, path)
 
     def read_start(self, path):
         """This rank's part of what `keep_start` has kept: [(Batch, log-probs of pi_0)]. Every rank

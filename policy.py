@@ -149,8 +149,7 @@ def take_thoughts(text):
     between = re.compile("<think>(.*?)(?:</think>|$)", re.DOTALL)
     *thoughts, visible = between.sub("", text).split("</think>")
     thoughts += between.findall(text)
-    stripped = [thought.strip() for thought in thoughts]
-    return "\n".join(filter(None, stripped)), visible.strip()
+    return "\n".join(filter(None, map(str.strip, thoughts))), visible.strip()
 
 
 def read_reply(text, think):

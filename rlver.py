@@ -169,9 +169,7 @@ def row_of_dropped(error, user, agent=None):
         "profile_id": user.profile.id,
         "reason": reason,
         "unreadable": isinstance(error, errors.UnreadableAnswers),
-        "tokens": sum(len(s.ids) for s in agent.segments if s.log_probs is not None)
-        if agent
-        else 0,
+        "tokens": Episode("", 0, "", segments=agent.segments).tokens_sampled if agent else 0,
         "dialogue": user.dialogue,
     }
 
@@ -357,7 +355,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
             "step": step,
             **batch,
             **counts,
-            "cut": sum(e.cut for e in all_episodes) / sum(len(e.turns) for e in all_episodes),
+            "cut": sum(e.cut for e in all_episodes) / batch["episodes"] / batch["turns"],
             "reply_tokens": metrics["tokens_trained"] / batch["episodes"] / batch["turns"],
             **metrics,
             "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),

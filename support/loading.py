@@ -79,12 +79,11 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
         # A checkpoint needs only the stop ids. The rest may be what transformers reads but does not
         # write: a temperature beside do_sample false.
         model.generation_config = GenerationConfig(eos_token_id=stop_ids(directory) or None)
-        for part in model.modules():
+        # Dropout stands in its configuration, and in its layers, which copied the numbers from there.
+        for part in (model.config, *model.modules()):
             if isinstance(part, torch.nn.Embedding):
                 # else that row would get no gradient, and it may be the stop token's
                 part.padding_idx = None
-        # in its configuration, and in its layers, which copied the numbers from there
-        for part in (model.config, *model.modules()):
             for name, value in list(vars(part).items()):
                 # attention_dropout, attn_pdrop ...; `p` is nn.Dropout's
                 if isinstance(value, float) and ("drop" in name or name == "p"):

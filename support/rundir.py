@@ -128,7 +128,7 @@ class RunDir:
             "checkpoints": [],  # those that the run wrote and has not removed
         }
         if checkpoint:
-            state = {"checkpoints": [checkpoint.name], **state_of(checkpoint)}
+            state |= state_of(checkpoint)
         if self.cfg.steps < state["step"]:
             raise BadInput(
                 f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "
@@ -256,7 +256,9 @@ class RunDir:
             try:
                 shutil.rmtree(self.path / old)
             except OSError as error:  # NFS keeps the files that somebody reads
-                self.tell(f"warning: {self.path / old} could not be removed: {one_line(error)}")
+                if "remove" not in self.warned_of:
+                    self.warned_of.add("remove")
+                    self.tell(f"warning: an old checkpoint was not removed: {one_line(error)}")
 
     def try_to_save(self, write, size):
         """Write and remove a little checkpoint, and warn if the disk has no room for three of `size`
@@ -314,17 +316,6 @@ def state_of(checkpoint):
             "it again, or move it away to go on from the checkpoint before it"
         )
     return state
-
-
-def newest_state(out):
-    """The state of a run: its summary.json or, if that is not there yet, the state.json of its
-    newest checkpoint. Raises BadInput if there is neither."""
-    states = [path / "state.json" for path in checkpoints(out)[-1:]]
-    for path in [out / "summary.json", *states]:
-        state = read_json(path)
-        if state:
-            return state
-    raise BadInput(f"{out}: this run has not come to its first checkpoint")
 
 
 # ----------------------------------------------------------------------------------- held-out users

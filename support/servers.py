@@ -136,16 +136,16 @@ class ServerModel:
     def gives_way(self, words, asked):
         """Does a refusal in these words go away without a parameter of those that were `asked`? Then
         it is left out from now on."""
+        before = self.limit, self.temperature
         if "max_completion_tokens" in words and "max_tokens" in asked:
-            changed, self.limit = self.limit == "max_tokens", "max_completion_tokens"
-            told = "takes no max_tokens; max_completion_tokens takes its place"
+            self.limit = "max_completion_tokens"
         elif "temperature" in words and "temperature" in asked:
-            changed, self.temperature = self.temperature is not None, None
-            told = f"takes no temperature of {asked['temperature']:g}; its own is used"
+            self.temperature = None
         else:
             return False
-        if changed:  # another call may have been quicker
-            tqdm.write(f"{self.name} {told}", file=sys.stderr)
+        if before != (self.limit, self.temperature):  # else another call was quicker
+            told = f"limit {self.limit}, temperature {self.temperature or 'its own'}"
+            tqdm.write(f"{self.name} refuses a parameter; it is asked with {told}", file=sys.stderr)
         return True
 
     def refusal(self, error):
@@ -188,17 +188,18 @@ def read_response(text):
         body = json.loads(text)
     except (ValueError, RecursionError):
         return 200, None
-    choice, message = at(body, "choices", 0), at(body, "choices", 0, "message")
+    choice = at(body, "choices", 0)
+    message = at(choice, "message")
     ended = str(at(choice, "finish_reason")).lower()
-    error = at(body, "error") or at(choice, "error") or (at(body, "object") == "error" and body)
-    if error or ended in ("error", "abort", "insufficient_system_resource"):
+    error = at(body, "error") or at(choice, "error")
+    if error or ended in ("error", "abort", "network_error", "insufficient_system_resource"):
         found = re.search(r'"(?:code|status|status_code)": "?([45]\d\d)\b', json.dumps(error))
         status = int(found[1]) if found else 500
         return status, str(at(error, "message") or error or f"finish_reason {ended}")
     content = at(message, "content")
     answer = Answer(texts_in(content))
-    refused = at(message, "refusal") if not answer else None
-    if refused or ended in ("content_filter", "safety", "refusal"):
+    refused = not answer and at(message, "refusal")
+    if refused or ended in ("content_filter", "safety", "refusal", "sensitive"):
         return 400, f"a content filter took the answer away. {refused or ''}"
     if not isinstance(message, dict) or not isinstance(content, str | list | None):
         return 200, None
@@ -281,9 +282,8 @@ def client_that_tells(tell):
             status, words = read_response(response.text)
             if response.status_code == 200 and status != 200:
                 # From here on it is as if the server had said it by the status.
-                after = {"Retry-After": response.headers.get("Retry-After", "")}
                 error = {"error": {"message": words}}
-                response = type(response)(status, headers=after, json=error, request=request)
+                response = type(response)(status, json=error, request=request)
             if may_heal(response.status_code):
                 tell(f"status {response.status_code} {words or ''}")
             return response
@@ -360,13 +360,3 @@ class CallLog:
         if self.path:
             self.answers[key] = text
             append_line(self.path, {"key": key, "answer": text, "seconds": round(seconds, 4)})
-
-
-def open_call_log(path):
-    """The log of calls in the file `path`, read again: nothing is paid for twice."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    log = CallLog(path)
-    if path.exists():
-        log.read(path)
-    return log

@@ -9,6 +9,7 @@ here imports torch (but to see whether there is a GPU) or a script.
 from support.errors import BadInput, RunError
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -17,6 +18,7 @@ import sys
 import textwrap
 from dataclasses import dataclass, field, fields
 from functools import partial
+from urllib.parse import urlsplit
 
 # --------------------------------------------------------------------------- any program's command
 
@@ -102,18 +104,18 @@ def split_name(name):
     if kind != "openai":
         return kind, rest, ""
     model, _, url = rest.rpartition("@")
-    if not model or not re.match(r"https?://[^\s/]", url):
-        raise BadInput(f"{name}: openai:MODEL@URL is needed, the URL with http:// or https://")
-    return kind, model, url
+    with contextlib.suppress(ValueError):  # of a port, or an address in brackets
+        if model and re.match(r"https?://[^\s/]", url) and urlsplit(url).port != 0:
+            return kind, model, url
+    raise BadInput(f"{name}: openai:MODEL@URL is needed, the URL with http:// or https://")
 
 
 def from_anywhere(name):
     """A model's name, absolute where it names a directory that is here: a run is resumed, and its
     config.json read, from other directories, too. The model of a user stands behind "local:"."""
     kind, colon, place = name.rpartition(":")
-    if name in SCRIPTED or kind not in ("", "local") or not os.path.isdir(place):
-        return name
-    return kind + colon + os.path.abspath(place)
+    is_place = name not in SCRIPTED and kind in ("", "local") and os.path.isdir(place)
+    return kind + colon + (os.path.abspath(place) if is_place else place)
 
 
 # ----------------------------------------------------------------------------- the presets of a run

@@ -95,10 +95,10 @@ def no_pictures():
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def moods():
-    """The checksum of a reply decides how it feels, and no curves are drawn: runs.py says
-    why."""
+    """The checksum of a reply decides how it feels, and no curves are drawn: runs.py says why. It
+    ends with the test: in the same module the toy's own user may be asked next."""
     from runs import in_moods
 
     with in_moods():

@@ -9,12 +9,13 @@ judge might have said. A judge sees no thoughts. tools/dialogues.py says what it
 
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest
-from support.servers import open_call_log
+from support.servers import CallLog
 from support.settings import SCRIPTED, not_negative
 
 import asyncio
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from tqdm.asyncio import tqdm
@@ -92,6 +93,16 @@ class Judge(Simulator):
         if unread:
             raise BadInput(f"{min(unread)}: no answer of judge {self.model.name} could be read")
         return rows
+
+
+def open_call_log(path):
+    """The log of calls in the file `path`, read again: nothing is paid for twice."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = CallLog(path)
+    if path.exists():
+        log.read(path)
+    return log
 
 
 def ask_files(args, question, slots_of):

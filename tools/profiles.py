@@ -18,7 +18,6 @@ where it was and ends with the same file.
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
 from support.results import intention_of
-from support.servers import open_call_log
 from support.settings import SCRIPTED, Parser, fraction, natural, positive
 
 import asyncio
@@ -34,6 +33,7 @@ from pathlib import Path
 from tqdm.asyncio import tqdm
 
 from simulator import PROMPTS, Profile, User, fill, load_profiles, make_simulator
+from tools.asking import open_call_log
 from toy import world
 from toy.words import NEEDS
 

@@ -21,7 +21,6 @@ both. (Without --judge a script does it, for the toy's sentences.)
 from support.errors import SimulatorFailed
 from support.files import read_json
 from support.results import recorded_dialogues
-from support.servers import open_call_log
 from support.settings import SCRIPTED, not_negative, positive
 
 import asyncio
@@ -35,7 +34,7 @@ from tqdm.asyncio import tqdm
 
 from evaluate import USUAL_USER, user_label
 from simulator import Profile, User, check_playable, make_simulator
-from tools.asking import Judge, Question, made_by
+from tools.asking import Judge, Question, made_by, open_call_log
 from tools.dialogues import (
     check_files,
     load_dialogues,

@@ -12,7 +12,7 @@ from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file
 from support.metrics import scores_by, warnings_of
 from support.results import intention_of, metrics_of
-from support.rundir import newest_state, scale_of_run
+from support.rundir import checkpoints, scale_of_run
 from support.settings import Parser, scripted_notice
 
 import io
@@ -75,6 +75,17 @@ LEGEND = (
     "Over the training steps. Thick: the mean of the last five; thin: single steps. Points: "
     "held-out users, ± standard error."
 )
+
+
+def newest_state(out):
+    """The state of a run: its summary.json or, if that is not there yet, the state.json of its
+    newest checkpoint. Raises BadInput if there is neither."""
+    states = [path / "state.json" for path in checkpoints(out)[-1:]]
+    for path in [out / "summary.json", *states]:
+        state = read_json(path)
+        if state:
+            return state
+    raise BadInput(f"{out}: this run has not come to its first checkpoint")
 
 
 def column(rows, key):

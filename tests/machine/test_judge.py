@@ -11,6 +11,7 @@ import json
 import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,6 +138,7 @@ SILENT = Model(lambda prompt: "I will not judge.")
         (["judge", "needs", "ONE"], "nothing to ask the question 'needs' about"),  # no line follows
         (["judge", "capabilities"], "name a FILE"),
         (["judge", "needs", "GOOD", "--picture", "a.png"], "only capabilities and coordinate"),
+        (["judge", "capabilities", "GOOD", "--picture", "a.txt"], "should end with one of"),
         (["judge", "blri", "GOOD", "--judge", "toy"], "--judge toy: openai:MODEL@URL or"),
         (["judge", "blri", "GOOD", *at(SILENT)], "no answer of judge"),
         (["blind", "GOOD", "GOOD", "--out", "s"], "name two FILEs"),
@@ -171,7 +173,8 @@ def test_needs_are_asked_per_line_of_the_user(tmp_path):
     judge = Model(lambda prompt: {"scores": scores})
     code, result = run("judge", "needs", sage(tmp_path), *at(judge))
     (table,) = result["tables"].values()
-    assert code == 0 and judge.calls == 6 and table["needs"][0] == 6 and table["overall"][3] == 2
+    assert code == 0 and len(result["answers"]) == 6 and table["needs"][0] == 6
+    assert judge.calls == 1 and table["overall"][3] == 2  # six equal questions are paid for once
     assert all("倾听" in p and "心里一暖" in p for p in judge.prompts)
 
 
@@ -223,6 +226,17 @@ def test_coordinates_are_of_one_call(good, bad):
     assert code == 0 and len(said) == 4 and all("M1\n" in p and "M2\n" in p for p in said)
     assert "D-1 50 %, D-2 0 %" in said[0] and Path("p.png").stat().st_size > 1000
     assert result["placed"] == {good: [0.5, -0.25, 3], bad: [0, 1, 3]}
+
+
+@pytest.mark.parametrize("final, outcome", [(100, "success"), (99, ""), (10, ""), (9, "failure")])
+def test_a_failure_ends_below_10(final, outcome):
+    """As in every table: a dialogue that ends at 10 is none."""
+    turn = {"reply": "r", "user": None, "emotion": final, "thought": ""}
+    dialogue = SimpleNamespace(
+        final=final, profile=None, task="", first_line="Hi.", turns=[turn], raw=None
+    )
+    slots = tools.judge.outcome_slots(dialogue)
+    assert [slot["outcome"] for slot in slots] == [outcome] * bool(outcome)
 
 
 def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):

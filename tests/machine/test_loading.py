@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import evaluate
 import models
 from conftest import make_tiny_model
-from engine import load_local
+from engine import TorchEngine, load_local
 from runs import go, go_on, metrics, refuse
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -30,6 +30,21 @@ SMALL = dict(
     num_hidden_layers=2,
     num_attention_heads=2,
     num_key_value_heads=2,
+)
+# Phi-4-mini's, for a context of 2048 that was 64 at first
+LONGROPE = dict(
+    pad_token_id=0,
+    max_position_embeddings=2048,
+    original_max_position_embeddings=64,
+    initializer_range=0.2,
+    rope_parameters=dict(
+        rope_type="longrope",
+        rope_theta=10000.0,
+        short_factor=[1.0] * 8,
+        long_factor=[4.0] * 8,
+        original_max_position_embeddings=64,
+        factor=32.0,
+    ),
 )
 FAMILIES = {
     "qwen2": dict(**SMALL, attention_dropout=0.1),  # a number that its attention layers keep
@@ -155,6 +170,9 @@ def test_a_bad_model_directory_is_one_line_for_the_user(harm, told, tiny_dir, tm
         ("qwen2", dict(sliding_window=131072, use_sliding_window=False), None),
         ("qwen2", dict(vocab_size=300), "its tokenizer knows ids up to"),
         ("granite", dict(logits_scaling=4.0, initializer_range=0.2), "not those of its output"),
+        ("gemma3", dict(text_config=dict(**SMALL, head_dim=16, vocab_size=400)), "sliding_attent"),
+        ("phi3", LONGROPE, "who shares the batch"),
+        ("phi3", dict(rope_parameters=None, pad_token_id=0), None),
     ],
 )
 def test_a_model_that_this_code_would_get_wrong_is_refused(
@@ -164,7 +182,9 @@ def test_a_model_that_this_code_would_get_wrong_is_refused(
     trained to see 4,096 tokens would see all. vLLM keeps them, and the two would disagree, but in
     dialogues that are longer than a window only. Granite divides its logits behind the output
     layer, which `Policy.forward` reads directly: log-probs would all be wrong, and the engine's
-    alike, so that no self-check would show it."""
+    alike, so that no self-check would show it. Phi-4-mini takes other frequencies for the whole
+    batch if one of its rows is long: a reply's log-probs are those of its neighbours. Gemma 3 reads
+    pictures, too, and has its layers in a configuration of its own."""
     stored(family, **SMALL, **settings)
     if told is None:
         assert load_model(tmp_path)
@@ -172,6 +192,52 @@ def test_a_model_that_this_code_would_get_wrong_is_refused(
     with pytest.raises(BadModel, match=told) as error:
         load_model(tmp_path)
     assert "\n" not in str(error.value)
+
+
+ALIBI = dict(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, alibi=True, eos_token_id=None
+)
+
+
+@pytest.mark.parametrize("family, settings", [("falcon", ALIBI), ("hrm_text", SMALL)])
+def test_a_model_that_the_passes_do_not_suit_is_refused(family, settings, stored, tmp_path, capfd):
+    """Falcon with ALiBi makes its biases from a mask that has another shape here; HRM asks the cache
+    what no other model asks. Each was a traceback in the first dialogue. No list of such models
+    would be whole: the passes are made once at load, by whoever trains, is measured or plays the
+    user."""
+    stored(family, **settings)
+    told = refuse(capfd, "--model", tmp_path, "--steps", 1, "--out", tmp_path / "out")
+    assert f"--model {tmp_path}: cannot be trained" in told and not (tmp_path / "out").exists()
+    for load in (lambda: load_local(str(tmp_path), 0.0), lambda: policy_of(tmp_path)):
+        with pytest.raises(BadModel, match=f"{tmp_path}: cannot be sampled from: "):
+            load()
+
+
+def test_engine_and_trainer_are_compared_at_load(tiny_dir, tmp_path, monkeypatch, capfd):
+    """An engine that says something else is found out before the first evaluation, not by the first
+    update."""
+
+    def other_engine(model, stop_id, temperature, **more):
+        return TorchEngine(model, stop_id, 2 * temperature, **more)
+
+    monkeypatch.setattr(models, "TorchEngine", other_engine)
+    told = refuse(capfd, "--model", tiny_dir, "--steps", 1, "--out", tmp_path / "out")
+    assert "engine and trainer disagree" in told and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("pad", [None, 5])
+def test_the_row_of_the_pad_token_is_trained_like_any_other(pad, stored, tmp_path):
+    """Where the pad token is the stop token, torch's `padding_idx` made its gradient exactly 0. And
+    a checkpoint needs the stop ids only: transformers reads a temperature beside do_sample false,
+    and will not write it."""
+    stored("qwen2", **SMALL, pad_token_id=pad)
+    odd = {"eos_token_id": 5, "temperature": 0.9, "do_sample": False}
+    (tmp_path / "generation_config.json").write_text(json.dumps(odd))
+    model, _ = load_model(tmp_path)
+    model(torch.tensor([[4, 5, 6]])).logits.sum().backward()
+    assert model.get_input_embeddings().weight.grad[5].norm() > 0
+    model.save_pretrained(tmp_path / "again")
+    assert loading.stop_ids(tmp_path / "again") == [5]
 
 
 # ------------------------------------------------------------------------------- models as they come

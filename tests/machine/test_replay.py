@@ -150,13 +150,18 @@ def test_what_nobody_felt_is_counted(good, tmp_path):
 
 def test_other_words_are_put_to_the_same_user(good, tmp_path):
     """Each after the same past, in the same emotion: what differs is the reply alone. One that the
-    judge did not reword does not count."""
-    said = iter([*[{"text": "my words"}] * 7, *["nonsense"] * 9])
-    judge = judging.Model(lambda prompt: next(said) if "<reply>" in prompt else None)
+    judge did not reword does not count. (Two questions are equal, and asked once.)"""
+
+    def reworded(prompt):
+        _, tag, reply = prompt.partition("<reply>")
+        answer = "nonsense" if "听11" in reply else {"text": "my words"}
+        return answer if tag else None
+
+    judge = judging.Model(reworded)
     user = judging.Model(lambda prompt: {"change": 4 - 9 * prompt.count("my words")})
     flags = "--paraphrase", "--simulator", f"openai:scripted@{user.url}", *judging.at(judge)
     code, result = judging.run("replay", judging.sage(tmp_path), *flags)
     assert code == 0
-    assert result["replies"]["vanilla, reworded"] == [0, 0, 0, 9, user.calls - 6]
+    assert result["replies"]["vanilla, reworded"] == [0, 0, 0, 9, 5] and user.calls == 6 + 4
     moved, n = judging.run("replay", good, "--paraphrase")[1]["replies"]["vanilla, reworded"][3:]
     assert n == 64 and 0 < moved < 4  # the scripted judge keeps the kind

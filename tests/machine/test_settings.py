@@ -5,18 +5,23 @@ from support.settings import (
     REAL,
     TOY,
     Parser,
+    from_anywhere,
     make_parser,
     resolve_settings,
     split_name,
 )
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import rlver
 from answering import LIN
+from conftest import ROOT
 from result_files import write
 from runs import files, output_of, refuse
 from toy import world
@@ -90,6 +95,21 @@ def test_the_name_is_split_at_the_first_colon_and_the_last_at():
     assert split_name("local:models/a@b") == ("local", "models/a@b", "")
 
 
+def test_a_directory_is_known_from_everywhere(tmp_path, monkeypatch):
+    """A run was begun with --model models/qwen and resumed from another directory: there the name
+    was one of the hub, and the adapters went on that model. Other names stay as they are, also
+    where a directory has the name of a script."""
+    monkeypatch.chdir(tmp_path)
+    for place in ("models/qwen", "toy", "toy-weak"):
+        Path(place).mkdir(parents=True)
+    flags = "--model models/qwen --simulator local:models/qwen --profiles p.jsonl".split()
+    cfg = resolve_settings(vars(make_parser().parse_args(flags)))
+    place = str(tmp_path / "models" / "qwen")
+    assert (cfg.model, cfg.simulator) == (place, f"local:{place}")
+    for name in ("Qwen/Qwen3-8B", "toy", "toy-weak", "openai:a/b@http://h:1", "local:nowhere"):
+        assert from_anywhere(name) == name
+
+
 # ---------------------------------------------------------------------------------------- bad input
 
 
@@ -109,9 +129,16 @@ def test_the_name_is_split_at_the_first_colon_and_the_last_at():
         ("--algo ppo --advantage rloo", "--advantage has no effect"),
         ("--kl-estimator k3", "--kl-estimator has no effect"),
         ("--lora-alpha 8", "--lora-alpha has no effect"),
+        ("--critic-lr 1e-3", "--critic-lr has no effect"),
+        ("--value-clip 0.5", "--value-clip has no effect"),
+        ("--engine-memory 0.3", "--engine-memory has no effect"),
+        ("--simulator-temperature 1", "--simulator-temperature has no effect"),
+        ("--simulator-timeout 9", "--simulator-timeout has no effect"),
+        ("--simulator-concurrency 9", "--simulator-concurrency has no effect"),
         ("--lang zh", "--lang zh"),
         ("--simulator feelings --lang zh", "--lang zh: the scripted user of --simulator feelings"),
         ("--simulator openai:m@host/v1", "openai:m@host/v1: openai:MODEL@URL is needed"),
+        ("--simulator openai:m@http://host:99999/v1", "openai:MODEL@URL is needed"),
         ("--simulator local:nowhere", "local:nowhere"),
         ("--simulator openia:m@http://h", "openia:m@http://h"),
         ("--template-args [1]", "a JSON object is needed"),
@@ -153,6 +180,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         "--think",
         "--seed 1",
         "--out elsewhere",
+        "--engine-memory 0.3",  # it may change, but the run has no vLLM
         "--lora-rank 8",
         "--tokens-per-gpu 40 --lr 1",  # the first may change
         "--steps 3",  # four are done; and the refusal must not be remembered
@@ -178,6 +206,19 @@ def test_another_run_is_never_written_over(whole, tiny_dir, capfd):
     assert "--resume" in refuse(capfd, "--model", tiny_dir, "--out", out)
     assert "there is no run here" in refuse(capfd, "--resume", out / "checkpoint-000004")
     assert files(out) == before
+
+
+def test_what_a_terminal_lacks_is_shown_as_a_question_mark():
+    """A user's 好 ended a run after its first evaluation, where the terminal has no such letter."""
+    said = "from support.settings import Parser; Parser(); print('well… 好')"
+    done = subprocess.run(
+        [sys.executable, "-c", said],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout == b"well? ?\n"
 
 
 def test_a_program_that_saves_nothing_does_not_promise_to_go_on(capfd):

@@ -135,7 +135,9 @@ def test_every_prompt_is_there_and_asks_for_what_the_parser_reads(lang, difficul
             with pytest.raises(Unreadable):
                 read_answer(echo, schema, CODE)
         value = {"emotion": "4", "reply": "true"}[name]
-        read_answer(re.sub(": <.*>", f": {value}", shown[0]), schema, CODE)
+        answer = re.sub(": <.*>", f": {value}", shown[0])
+        read_answer(re.sub('"code": ".*"', f'"code": "{CODE}"', answer), schema, CODE)
+        assert text.startswith("code: {{code}}\n") and text.count("{{code}}") == 1
     assert len(list(PROMPTS.glob(f"{lang}/{difficulty}/*.txt"))) == 5  # with purposes
 
 

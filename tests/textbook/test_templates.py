@@ -7,17 +7,20 @@ scaffold learns, and is wrong wherever its own template is used.
 """
 
 from support.errors import BadModel
-from support.loading import ChatFormat, stop_ids
+from support.loading import ChatFormat, load_model, stop_ids
 
+import asyncio
 import copy
 import json
 
 import pytest
+import torch
+from tokenizers import AddedToken
 
 from agents import LINES, speak
 from conftest import make_tiny_model
 from engine import TorchEngine, load_local
-from families import FAMILIES, THINKING, tokenizer_of
+from families import FAMILIES, THINKING, byte_level, chatml, tokenizer_of
 from policy import take_thoughts
 
 
@@ -34,6 +37,50 @@ def test_text_that_spells_a_special_token_is_only_text(chat, tiny_tokenizer):
 
     for write in (chat.first_prompt, chat.next_prompt, chat.past_reply):
         assert count(write(evil)) == count(write("Hello.")) >= 1
+
+
+def test_text_that_spells_an_added_token_is_only_text():
+    """Qwen3's </think> and <tool_call> are added to its vocabulary, and not special: as one token,
+    typed by a user, they would be the real thing. The policy's own are. And fine-tunes of ChatML
+    may end a reply with such a token."""
+    tokenizer = tokenizer_of("Qwen3")
+    added = ["<think>", "</think>", "<tool_call>"]
+    tokenizer.add_tokens([AddedToken(text, special=False) for text in added])
+    chat = ChatFormat(tokenizer, "Be warm.", think=True)
+    for text in added:
+        assert chat.encode(text) == [tokenizer.convert_tokens_to_ids(text)]
+        assert len(chat.text(text)) > 1 and chat.decode(chat.text(text)) == text
+    plain = byte_level(["<|endoftext|>"])
+    ends = ["<|im_start|>", "<|im_end|>"]
+    plain.add_tokens([AddedToken(text, special=False) for text in ends])
+    plain.chat_template = chatml()
+    assert ChatFormat(plain).stop_id == plain.convert_tokens_to_ids("<|im_end|>")
+
+
+@pytest.mark.parametrize("think", [False, True])
+def test_any_of_the_models_stop_ids_ends_a_reply(think, tmp_path, tiny_tokenizer):
+    """A model that samples <|endoftext|> has ended its reply, although its template ends one with
+    <|im_end|>. The user heard the token, and whatever was sampled behind it was trained. The
+    template's own stands behind it as what nobody sampled."""
+    im, eot = (tiny_tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>"))
+    make_tiny_model(tiny_tokenizer).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [im, eot]}))
+    model, tokenizer = load_model(tmp_path)
+    chat = ChatFormat(tokenizer, "Be warm.", think, stop_ids=stop_ids(tmp_path))
+    said = chat.text("<think>hm</think>" * think + "I am here.")
+    engine = TorchEngine(model, chat.stop_id)
+    agent, replies = speak(engine, chat, [said + [eot] + said + [im]] * 2, think=think)
+    assert [reply.visible for reply in replies] == ["I am here."] * 2 and agent.cut == 0
+    sampled = [s.ids for s in agent.segments if s.log_probs is not None]
+    assert sampled == [said + [eot]] * 2
+    assert (
+        chat.decode(agent.trunk).count("<|im_end|>") == 5
+    )  # of the system, two lines, two replies
+
+    local = load_local(str(tmp_path), 0.0)
+    local.engine.draw = lambda log_probs, requests: torch.tensor([[eot]])
+    assert asyncio.run(local("Hello.")) == "" and local.engine.stop_ids == {im, eot}
 
 
 @pytest.mark.parametrize(
