@@ -1,7 +1,7 @@
 """rlver.py - train a model to comfort people: the whole loop, from top to bottom.
 
     python rlver.py --steps 10 --eval-size 32       a demonstration of half a minute
-    python rlver.py --algo grpo --think             the toy, thinking: one to two minutes
+    python rlver.py --algo grpo --think             the toy, thinking: about two minutes
     python rlver.py --algo ppo                      PPO, speaking without thinking
 
     1. converse     the policy replies, the user's emotion moves; at the end it is the reward

@@ -341,7 +341,7 @@ It prints a dialogue before training and one after it, and the mean final emotio
 of 32 held-out users: about 27 before and 46 after, with a standard error of 4. So
 it shows that the loop learns; ten steps are too few to show how far it gets.
 
-The whole run of the toy, one to two minutes on two cores:
+The whole run of the toy, about two minutes on two cores:
     python rlver.py --algo grpo --think
 
 Without --model and --simulator nothing is downloaded and no server is asked.

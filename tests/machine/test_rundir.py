@@ -4,8 +4,10 @@ goes on as if nothing had been; and what it prints."""
 from support import rundir
 from support.errors import BadInput
 from support.files import write_json
+from support.loading import load_model
 from support.settings import Settings, resolve_settings
 
+import errno
 import json
 import os
 import re
@@ -17,10 +19,12 @@ import sys
 import time
 from pathlib import Path
 from statistics import mean, stdev
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import evaluate
 import rlver
 from conftest import ROOT
 from policy import split_batch
@@ -36,6 +40,7 @@ from runs import (
     mood,
     numbers,
     output_of,
+    refuse,
     rows,
     summary,
     words,
@@ -232,7 +237,7 @@ def test_a_killed_run_goes_on(algo, name, size, kind, whole, tiny_dir, tmp_path)
     # as many threads, the same sums
     env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT)}
     out = tmp_path / "killed"
-    flags = words("--model", tiny_dir, *SMALL, "--algo", algo, "--out", out)
+    flags = words("--model", tiny_dir, *SMALL, *ALGO[algo], "--out", out)
     process = subprocess.Popen(
         [sys.executable, "-c", MOODY, *flags],
         env=env,
@@ -348,6 +353,132 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(half, tmp_path, capfd):
     assert "checkpoint-000004 could not be written" in told
     assert len(list(out.glob("*checkpoint*"))) == 2 and not list(out.glob(".checkpoint*"))
     assert files(out / "checkpoint-000002") == before
+
+
+# ------------------------------------------------------------------------- checkpoints, and copies
+
+
+def test_copies_of_checkpoints_are_nobodys_business(half, tmp_path, capfd):
+    """A copy under another name was removed without a word, as an old checkpoint; or was taken for
+    the newest, and later steps were cut off. Now the run goes on from its own, and of what it finds
+    in its directory it removes only those that it wrote."""
+    out = shutil.copytree(half, tmp_path / "out")
+    for name in ("checkpoint-000002-best", "checkpoint-best", "checkpoint-2", "checkpoint-000001"):
+        shutil.copytree(out / "checkpoint-000002", out / name)
+    (out / "checkpoint-000001" / "state.json").write_text('{"step": 1}')  # of another run
+    (out / "notes.txt").write_text("mine")
+    before = files(out)
+    told = output_of(capfd, 0, rlver.main, "--resume", out, "--steps", 4, "--save-every", 1)
+    assert "Step 2 is done" in told
+    after = files(out)
+    mine = [path for path in before if re.match("checkpoint-(?!00000[02])|notes", path)]
+    assert len(mine) > 4 and all(after[path] == before[path] for path in mine)
+    numbers = ["000001", "000002-best", "000003", "000004", "2", "best"]
+    assert sorted(path.name[11:] for path in out.glob("checkpoint-*")) == numbers
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_one_warning(
+    half, tmp_path, capfd, monkeypatch
+):
+    """On NFS, while somebody reads a file of it. It ended the run, and each resume after one
+    interval again."""
+    out = shutil.copytree(half, tmp_path / "out")
+    remove = os.rmdir
+
+    def refuse_to(path, **more):
+        if "checkpoint-0" in os.fspath(path):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", os.fspath(path))
+        remove(path, **more)
+
+    monkeypatch.setattr(os, "rmdir", refuse_to)
+    told = output_of(capfd, 0, rlver.main, "--resume", out, "--steps", 4, "--save-every", 1)
+    assert told.count("an old checkpoint was not removed") == 1
+    assert summary(out)["steps"] == 4
+
+
+@pytest.mark.parametrize(
+    "harm, told",
+    [
+        (lambda path: (path / "state.json").unlink(), "checkpoint-000002/state.json: missing"),
+        (lambda path: cut_in_two(path / "state.json"), "checkpoint-000002/state.json: missing"),
+        (lambda path: path.rename(path.with_name("checkpoint-000009")), "000009/state.json: mis"),
+        (lambda path: cut_in_two(path / "trainer.pt"), "checkpoint-000002/trainer.pt: cannot be"),
+        (lambda path: (path / "trainer.pt").unlink(), "checkpoint-000002/trainer.pt: cannot be"),
+        (lambda path: (path / "model.safetensors").unlink(), "model.safetensors"),
+        (lambda path: (path.parent / "start.pt").unlink(), "start.pt: cannot be read"),
+        (lambda path: cut_in_two(path.parent / "start.pt"), "start.pt: cannot be read"),
+    ],
+)
+def test_a_checkpoint_that_was_copied_in_part_is_one_line(harm, told, half, tmp_path, capfd):
+    """Which names the file, before a dialogue is held; nothing is changed."""
+    out = shutil.copytree(half, tmp_path / "out")
+    harm(out / "checkpoint-000002")
+    before = files(out)
+    assert told in refuse(capfd, "--resume", out, "--steps", 4)
+    assert files(out) == before
+
+
+def test_a_state_that_is_missing_shows_before_a_server_is_asked(half, tmp_path):
+    out = shutil.copytree(half, tmp_path / "out")
+    (out / "checkpoint-000002" / "state.json").unlink()
+    run = rundir.RunDir(out, resolve_settings({}))
+    with pytest.raises(BadInput, match="state.json: missing"):
+        run.enter(list)
+    run.close()
+
+
+def cut_in_two(path):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def test_a_checkpoint_elsewhere_needs_its_settings(half, tmp_path, capfd):
+    """Without them a policy that thinks would be measured as one that does not."""
+    place = shutil.copytree(half / "checkpoint-000002", tmp_path / "copy")
+    (place / "rlver.json").unlink()
+    told = refuse(capfd, "--policy", place, "--limit", 1, main=evaluate.main)
+    assert f"{place}/rlver.json: missing" in told
+
+
+def test_what_cannot_be_saved_shows_before_the_first_dialogue(
+    tiny_dir, tmp_path, capfd, monkeypatch
+):
+    """It showed at the first checkpoint, after an evaluation that was paid for, and again after each
+    resume. The disk is blamed for what the disk does."""
+    out = tmp_path / "out"
+
+    def broken(*args, **more):
+        raise TypeError("Object of type AddedToken\nis not JSON serializable")
+
+    monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", broken)
+    flags = words("--model", tiny_dir, *SMALL, "--out", out)
+    told = output_of(capfd, 1, rlver.main, *flags)
+    assert "could not be written (Object of type AddedToken is not JSON" in told
+    assert told.count("\n") == 1 and "disk" not in told and files(out) == {}
+
+
+def test_a_disk_with_little_room_is_one_warning(tiny_dir, tmp_path, capfd, monkeypatch):
+    """Three checkpoints at a time: two are kept while the next one is written."""
+    size = 12 * sum(p.numel() for p in load_model(tiny_dir)[0].parameters())
+    for free, warnings in ((3 * size - 1, 1), (3 * size, 0)):
+        usage = SimpleNamespace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+        flags = words("--model", tiny_dir, *SMALL, "--steps", 0, "--out", tmp_path / str(free))
+        told = output_of(capfd, 0, rlver.main, *flags)
+        assert told.count("GB left, and three checkpoints need") == warnings
+
+
+def test_adapters_name_their_base_from_everywhere(tiny_dir, tmp_path, monkeypatch):
+    """A run that was begun with a relative path, and resumed elsewhere."""
+    shutil.copytree(tiny_dir, tmp_path / "models" / "tiny")
+    monkeypatch.chdir(tmp_path)
+    assert go("models/tiny", "out", "--steps", 1, "--lora-rank", 2) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert go_on("../out", "--steps", 2) == 0
+    config = tmp_path / "out" / "checkpoint-000002" / "adapter" / "adapter_config.json"
+    base = json.loads(config.read_text())["base_model_name_or_path"]
+    assert base == str(tmp_path / "models" / "tiny")
 
 
 # ------------------------------------------------------------------------------- what a run prints

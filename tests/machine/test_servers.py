@@ -10,18 +10,20 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.rundir import open_run
-from support.servers import CallLog, ServerModel, json_schema
+from support.servers import FORMATS, CallLog, ServerModel, json_schema
 from support.settings import make_parser
 
 import asyncio
 import json
+import re
 import time
 from contextlib import suppress
 
 import pytest
 
+import evaluate
 import rlver
-from answering import Model
+from answering import Model, coded, feeling
 from result_files import measure
 from rlver import rollout
 from runs import files, go_on, output_of, rows, words
@@ -167,6 +169,215 @@ def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(monkeypatch):
     assert "ret-2" not in str(error.value)
 
 
+# --------------------------------------------------------------------------- whatever the form is
+
+
+def body(content, finish_reason="stop", error=None, **more):
+    """A completion with more in its message, or with an error in its choice."""
+    [choice] = completion(content, finish_reason)["choices"]
+    choice["message"].update(more)
+    return {"choices": [{**choice, "error": error} if error else choice]}
+
+
+NO_MONEY = {"message": "Insufficient credits", "code": 402}
+PARTS = [
+    {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+    {"type": "text", "text": "I am "},
+    {"type": "text", "text": "here."},
+]
+
+
+@pytest.mark.parametrize(
+    "response, error, words",
+    [
+        ({"error": NO_MONEY}, SimulatorRefused, "Insufficient credits"),
+        (body("", "error", NO_MONEY), SimulatorRefused, "Insufficient credits"),
+        (body("", "error", {**NO_MONEY, "code": "402"}), SimulatorRefused, "Insufficient"),
+        ({"error": {"message": "too long", "code": 400}}, PromptRefused, "too long"),
+        ({"error": {"message": "no such model", "status": 404}}, SimulatorRefused, "no such model"),
+        (body(None, refusal="I cannot play that."), PromptRefused, "I cannot play that"),
+        (body("", "SAFETY"), PromptRefused, "content filter"),
+        ({"error": {"message": "asleep", "code": 503}}, SimulatorFailed, "no answer .*503 asleep"),
+        ({"error": "the model has crashed"}, SimulatorFailed, "no answer .*500 the model has"),
+        (body("", "error"), SimulatorFailed, "no answer .*finish_reason error"),
+        ({"choices": []}, SimulatorFailed, "no answer in 8 tries; .*choices"),
+        (body({"text": "I am here."}), SimulatorFailed, "no answer in 8 tries"),
+    ],
+)
+def test_a_failure_inside_of_a_200_is_the_failure_that_it_says(response, error, words, monkeypatch):
+    """Gateways send 200 and say inside of it what went wrong: with the code that the status should
+    have been, in their own words. What is no answer at all may have been paid for: it is asked for
+    a few times, not for five minutes."""
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: sleep(0.001))
+    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.5)
+    with Loopback(reply=lambda request: (200, {}, response)) as server:
+        with pytest.raises(error, match=words):
+            asyncio.run(ServerModel("m", server.url)("Hello.", REPLY_SCHEMA))
+
+
+def test_a_gateway_whose_provider_is_down_is_waited_for():
+    """It said so in the choice, nine times within a twentieth of a second: the dialogue was dropped
+    as unreadable."""
+    down = body("", "error", {"code": 502, "message": "Provider returned error"})
+    responses = [down, {"error": {"message": "slow", "code": 429}}, body("good")]
+    with Loopback(reply=lambda request: (200, {}, responses.pop(0))) as server:
+        assert asyncio.run(ServerModel("m", server.url)("Hello.", REPLY_SCHEMA)) == "good"
+    assert responses == []
+
+
+@pytest.mark.parametrize(
+    "response, text, thought, problem",
+    [
+        (body(PARTS), "I am here.", "hm", ""),
+        (body("I am here.", reasoning_content="hm"), "I am here.", "hm", ""),
+        (body("I am here.", reasoning="hm"), "I am here.", "hm", ""),
+        (body("I am h", "length"), "I am h", "", "cut"),
+        (body(None, "length", reasoning_content="hm"), "", "hm", "cut .*nothing but reasoning"),
+        (body(None), "", "", "empty$"),
+        (body("", reasoning="hm"), "", "hm", "empty, .*nothing but reasoning"),
+    ],
+)
+def test_an_answer_is_read_from_all_its_places(response, text, thought, problem):
+    """Parts, reasoning in a field of its own, and why there is nothing to read."""
+    with Loopback(reply=lambda request: (200, {}, response)) as server:
+        answer = asyncio.run(ServerModel("m", server.url)("Hello.", REPLY_SCHEMA))
+    assert (answer, answer.thought) == (text, thought)
+    assert answer.cut == ("cut" in problem) and re.match(problem, answer.problem)
+
+
+def good(prompt):
+    """A readable answer to the question of the check."""
+    return coded(prompt, feeling(1))
+
+
+def form_of(request):
+    return request.get("response_format", {"type": "text"})["type"]
+
+
+def in_reasoning(request):
+    answer = good(request["messages"][0]["content"])
+    hidden = body(None, reasoning_content=answer)
+    return hidden if form_of(request) == "json_schema" else body(answer)
+
+
+def sorted_keys(request):
+    answer = json.loads(good(request["messages"][0]["content"]))
+    return body(json.dumps(answer, sort_keys=form_of(request) != "text"))
+
+
+@pytest.mark.parametrize(
+    "reply, kept",
+    [
+        (in_reasoning, "json_object"),
+        (sorted_keys, "text"),
+        (lambda request: body("", "length", reasoning_content="hm"), "cut by the limit"),
+        (lambda request: body(""), "read: empty"),
+    ],
+)
+def test_the_check_tries_the_next_form_where_answers_cannot_be_read(reply, kept):
+    """Three in a row. Under a schema some servers put the answer into the reasoning, or sort its
+    keys, and without one they do neither. If no form helps, it says what was wrong with them."""
+    forms = []
+
+    def answer(request):
+        forms.append(form_of(request))
+        return 200, {}, reply(request)
+
+    with Loopback(reply=answer) as server:
+        simulator = user_at(server).simulator
+        if kept in FORMATS:
+            assert asyncio.run(simulator.check())["format"] == kept == forms[-1]
+            assert forms == [form for form in FORMATS[: FORMATS.index(kept)] for _ in "123"] + [
+                kept
+            ]
+        else:
+            with pytest.raises(BadInput, match=kept):
+                asyncio.run(simulator.check())
+            assert len(forms) == 9
+
+
+def test_a_parameter_that_a_model_refuses_is_left_out(capsys):
+    """gpt-5 takes no max_tokens, and no temperature but its own. It is said once, whoever asks at
+    the same time; and as samples are drawn then, each dialogue has its own."""
+    refused = []
+
+    def reply(request):
+        if "max_tokens" in request:
+            refused.append("max_tokens")
+            return failure(400, "Unsupported 'max_tokens'. Use 'max_completion_tokens' instead.")
+        if "temperature" in request:
+            refused.append("temperature")
+            return failure(400, "'temperature' does not support 0 with this model.")
+        assert request["max_completion_tokens"] == 4096
+        return 200, {}, body("good")
+
+    async def ask(model):
+        calls = [model("Hello.", REPLY_SCHEMA) for _ in range(4)]
+        return await asyncio.gather(*calls), await model("Hello.", REPLY_SCHEMA)
+
+    with Loopback(reply=reply) as server:
+        model = ServerModel("m", server.url)
+        assert asyncio.run(ask(model)) == (["good"] * 4, "good")
+        assert capsys.readouterr().err.count("refuses a parameter") == 2 and len(refused) <= 8
+        key = Simulator(model).key
+        assert key("p", "one", 0) != key("p", "two", 0)
+        assert {"limit": "max_completion_tokens", "temperature": None}.items() <= vars(
+            model
+        ).items()
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_a_server_that_drops_the_beginning_of_a_prompt_is_found_out(lang):
+    """Ollama does, silently, for prompts of more than 4,096 tokens: persona and story were gone, the
+    answer was read, and counted. The code stands in the first line, so it goes first."""
+    dropped = [0]  # characters
+
+    def reply(request):
+        prompt = request["messages"][0]["content"][dropped[-1] :]
+        return 200, {}, body(coded(prompt, feeling(5)))
+
+    async def talk(user):
+        assert (await user.feel("Oh."))[1] == 5
+        dropped.append(20)
+        with pytest.raises(UnreadableAnswers, match="cut long prompts .*num_ctx"):
+            await user.feel("Oh.")
+
+    with Loopback(reply=reply) as server:
+        asyncio.run(talk(User(make_simulator(f"openai:m@{server.url}", lang), PEOPLE[0])))
+
+
+@pytest.mark.parametrize("name", ["ALL_PROXY", "HTTPS_PROXY", "http_proxy"])
+def test_a_proxy_that_cannot_be_used_is_one_line(name, monkeypatch):
+    """The HTTP library makes its proxies before it knows whether it needs them."""
+    monkeypatch.setenv(name, "socks9://somebody:secret@h:1")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(BadInput, match=name.upper()) as error:
+        ServerModel("m", "http://127.0.0.1:9/v1")
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "flags, response, told, thoughts",
+    [
+        ([], body(None, "length", reasoning_content="hm"), "100.0 % of the replies were cut", "hm"),
+        ([], body("I am here, tell m", "length"), "100.0 % of the replies were cut", ""),
+        (["--think"], body("I am here.", reasoning_content="hm"), " 0.0 % malformed", "hm"),
+        (["--think"], body("I am here."), "most replies are malformed", "I am here."),
+    ],
+)
+def test_a_policy_behind_a_server_that_thinks(flags, response, told, thoughts, tmp_path, capfd):
+    """An empty reply that was cut inside of its thought was sent, scored, and nothing said; a thought
+    that the server took out made every dialogue malformed, without a hint."""
+    with Loopback(reply=lambda request: (200, {}, response)) as server:
+        args = ["--policy", f"openai:m@{server.url}", "--limit", 2, "--max-turns", 2, *flags]
+        text = output_of(capfd, 0, evaluate.main, *args, "--out", tmp_path / "r.jsonl")
+    assert told in " ".join(text.split())
+    for row in rows(tmp_path / "r.jsonl"):
+        said = [message for message in row["history"] if message["role"] == "assistant"]
+        assert {message["rlver"]["thought"] for message in said} == {thoughts}
+
+
 # ------------------------------------------------------------------------------- the log of answers
 
 
@@ -190,6 +401,27 @@ def test_the_log_of_answers(tmp_path):
     skipping = CallLog()
     skipping.read(path, path.read_bytes().index(b"\n") + 1)  # from where a checkpoint was made
     assert skipping.answers == {"three": "3"}
+
+
+def test_equal_questions_are_paid_for_once(tmp_path):
+    """Within a run, too, and at the same time: on resume the first answer of the log is the one that
+    was used."""
+    path = tmp_path / "calls.jsonl"
+    with Loopback(latency=0.05) as server:
+        log = CallLog(path)
+        user = user_at(server, log=log)
+
+        async def ask():
+            users = [user.copy(str(n)) for n in range(3)]
+            return await asyncio.gather(*[other.feel("Oh.") for other in users])
+
+        assert len(set(asyncio.run(ask()))) == 1
+        assert asyncio.run(user.feel("Oh.")) and server.calls == 1
+    (line,) = rows(path)
+    log.write(line["key"], "another", 0.1)
+    again = CallLog()
+    again.read(path)
+    assert again.answers == {line["key"]: line["answer"]}
 
 
 # ----------------------------------------------------------------------------------- many dialogues

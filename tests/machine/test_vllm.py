@@ -1,12 +1,13 @@
 """vLLM for real: its CPU build samples in this process. Without it these tests skip by name;
 .ci/run has an environment for them."""
 
-from support.loading import ChatFormat, load_model
+from support.loading import ChatFormat, load_model, stop_ids
 from support.ranks import iter_full_weights
 from support.servers import ServerModel
 from support.settings import vllm_is_there
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -54,6 +55,8 @@ def tied_dir(tiny_tokenizer, tmp_path_factory):
         tiny_tokenizer, hidden_size=64, num_key_value_heads=1, tie_word_embeddings=True
     ).save_pretrained(path)
     tiny_tokenizer.save_pretrained(path)
+    ends = tiny_tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     return path
 
 
@@ -77,7 +80,7 @@ def policy(tied_dir, engine):
     model, tokenizer = load_model(tied_dir)
     policy = Policy(model, 0.7)
     engine.load_weights(iter_full_weights(model))
-    return policy, ChatFormat(tokenizer)
+    return policy, ChatFormat(tokenizer, stop_ids=stop_ids(tied_dir))
 
 
 def changed(policy, seed=0):
@@ -95,15 +98,16 @@ def test_its_log_probs_are_the_trainers(engine, policy, think):
 
 
 def test_its_ids_are_what_was_sampled(engine, policy):
-    """The stop token, if drawn, is the last id and has a log-prob, being an action; nothing comes
-    behind it; the limit holds."""
+    """Any of the model's two stop tokens, if drawn, is the last id and has a log-prob, being an
+    action; nothing comes behind it; the limit holds."""
     _, chat = policy
     episodes = gossip(engine, chat, 40, think=False, max_tokens=60)
     replies = [s for episode in episodes for s in sampled(episode)]
-    assert all(
-        len(s.ids) == len(s.log_probs) <= 99 and chat.stop_id not in s.ids[:-1] for s in replies
-    )
-    assert {s.ids[-1] == chat.stop_id for s in replies} == {True, False}
+    assert engine.stop_ids == chat.stop_ids and len(chat.stop_ids) == 2
+    for s in replies:
+        assert len(s.ids) == len(s.log_probs) <= 99 and not chat.stop_ids & set(s.ids[:-1])
+    assert {s.ids[-1] in chat.stop_ids for s in replies} == {True, False}
+    assert chat.stop_ids <= {s.ids[-1] for s in replies}
 
 
 def test_a_dialogues_dice_decide(engine, policy):
@@ -261,5 +265,5 @@ def test_a_small_model_keeps_the_form_where_a_server_enforces_it(smollm2_server,
     template, values = user.simulator.prompts["reply"], user.values()
     prompt = fill(template, {**values, "code": code_of(template, values)})
     text = asyncio.run(model(prompt, REPLY_SCHEMA))
-    assert text.form == "json_schema"
+    assert model.format == "json_schema" and not text.cut
     assert list(read_answer(text, REPLY_SCHEMA)) == list(REPLY_SCHEMA)
