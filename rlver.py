@@ -300,7 +300,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
 
     def save():
         """A checkpoint of the last whole step. All ranks gather, the first one writes."""
-        run.save(state, models.gather(), ranks.all_gather_list)
+        run.save(state, models.gather())
         if state["step"] > 0:
             draw_report(run)
 

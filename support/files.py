@@ -62,14 +62,13 @@ def read_json(path):
         return {}
 
 
-def read_jsonl(path, start=0, containing=b""):
-    """Yield the lines of a JSONL file from byte `start` on as (number, row, problem): `problem`
-    says why a line cannot be read, or is None. Empty lines are skipped, and so, unread, are lines
-    without the bytes `containing` (the empty bytes are in every line). Raises OSError.
+def read_jsonl(path, containing=b""):
+    """Yield the lines of a JSONL file as (number, row, problem): `problem` says why a line cannot be
+    read, or is None. Empty lines are skipped, and so, unread, are lines without the bytes
+    `containing` (the empty bytes are in every line). Raises OSError.
 
     Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""
     with open(path, "rb") as file:
-        file.seek(start)
         for number, line in enumerate(file, 1):
             if not line.strip() or containing not in line:
                 continue

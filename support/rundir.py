@@ -122,9 +122,6 @@ class RunDir:
             "seconds": {"rollout": 0, "simulator": 0, "update": 0, "evaluate": 0, "total": 0},
             # how long each log was at the checkpoint: what came later is cut off
             "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
-            # the same of each rank's log of calls: later calls were paid for, so they are not cut
-            # off, but serve as answers when the steps after the checkpoint are done again
-            "call_bytes": {},
             "checkpoints": [],  # those that the run wrote and has not removed
         }
         if checkpoint:
@@ -136,9 +133,9 @@ class RunDir:
             )
         self.seconds_before = state["seconds"]["total"]
         self.path.mkdir(parents=True, exist_ok=True)  # a node may have a disk of its own
-        if self.calls.path:  # what was paid for after the checkpoint is not paid for again
+        if self.calls.path:  # nothing is paid for twice, whichever rank asked it
             for path in self.path.glob("calls*.jsonl"):
-                self.calls.read(path, state["call_bytes"].get(path.name, 0))
+                self.calls.read(path)
         if self.first:
             if self.held_lock is None:  # a new run; another may have begun here since `enter`
                 self.held_lock = lock(self.path)
@@ -234,17 +231,13 @@ class RunDir:
 
     # ---- checkpoints
 
-    def save(self, state, write, all_gather_list):
+    def save(self, state, write):
         """Write a checkpoint of the last whole step, if there is one and it has none yet. Then remove
-        all but the newest two of those that this run wrote. Every rank must call this; the first one
-        writes.
+        all but the newest two of those that this run wrote. Only the first rank writes.
 
-        state: what state.json will hold; write(directory): a function that writes everything else;
-        all_gather_list: of support/ranks.py. Raises CannotWrite."""
+        state: what state.json will hold; write(directory): a function that writes everything else.
+        Raises CannotWrite."""
         state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
-        calls = self.calls.path
-        size_here = [(calls.name, size_of(calls))] if calls else []
-        state["call_bytes"].update(all_gather_list(size_here))
         name = f"checkpoint-{state['step']:06d}"
         if not self.first or state["step"] < 0 or (self.path / name).exists():
             return

@@ -191,7 +191,7 @@ def read_response(text):
     choice = at(body, "choices", 0)
     message = at(choice, "message")
     ended = str(at(choice, "finish_reason")).lower()
-    error = at(body, "error") or at(choice, "error")
+    error = at(body, "error") or at(choice, "error") or (at(body, "object") == "error" and body)
     if error or ended in ("error", "abort", "network_error", "insufficient_system_resource"):
         found = re.search(r'"(?:code|status|status_code)": "?([45]\d\d)\b', json.dumps(error))
         status = int(found[1]) if found else 500
@@ -282,8 +282,9 @@ def client_that_tells(tell):
             status, words = read_response(response.text)
             if response.status_code == 200 and status != 200:
                 # From here on it is as if the server had said it by the status.
+                after = {"Retry-After": response.headers.get("Retry-After", "")}
                 error = {"error": {"message": words}}
-                response = type(response)(status, json=error, request=request)
+                response = type(response)(status, headers=after, json=error, request=request)
             if may_heal(response.status_code):
                 tell(f"status {response.status_code} {words or ''}")
             return response
@@ -347,11 +348,11 @@ class CallLog:
     answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
     locks: dict = field(default_factory=lambda: defaultdict(asyncio.Lock))  # {key: its lock}
 
-    def read(self, path, start=0):
-        """Read the answers of an earlier log, from byte `start` on. A line that a killed run left
-        half-written is cut off."""
+    def read(self, path):
+        """Read the answers of an earlier log. A line that a killed run left half-written is cut
+        off."""
         cut_unfinished_line(path)
-        for _, row, _ in read_jsonl(path, start):
+        for _, row, _ in read_jsonl(path):
             if isinstance(row, dict) and "key" in row and "answer" in row:
                 self.answers.setdefault(row["key"], row["answer"])
 

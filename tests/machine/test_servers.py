@@ -398,9 +398,6 @@ def test_the_log_of_answers(tmp_path):
         assert server.calls == 1
     log.read(path)
     assert log.answers == {line["key"]: line["answer"], "three": "3"}
-    skipping = CallLog()
-    skipping.read(path, path.read_bytes().index(b"\n") + 1)  # from where a checkpoint was made
-    assert skipping.answers == {"three": "3"}
 
 
 def test_equal_questions_are_paid_for_once(tmp_path):
