@@ -14,7 +14,7 @@ transformers are the same for the torch engine; vLLM has its own.)
 """
 
 from support.errors import BadInput, BadModel, one_line
-from support.loading import ChatFormat, context_of, load_to_sample, stop_ids, stops_of
+from support.loading import ChatFormat, load_to_sample, stop_ids
 from support.metrics import Clock
 from support.servers import LocalModel
 
@@ -137,9 +137,10 @@ class TorchEngine:
         if model.config._attn_implementation == "sdpa":  # PyTorch's attention
             AttentionInterface.register("grouped", grouped_attention)
             self.model.set_attn_implementation("grouped")
-        self.stop_ids = {stop_id, *stops_of(model.generation_config)}
+        own = model.generation_config.eos_token_id  # None, an id, or a list of ids
+        self.stop_ids = {stop_id, *np.ravel(own).tolist()}
         self.temperature, self.max_slots = temperature, max_slots
-        self.last_position = context_of(model.config) - 1
+        self.last_position = model.config.get_text_config().max_position_embeddings - 1
         self.clock = clock or Clock()
         self.cache = SlotCache()
         self.waiting = []  # Requests
@@ -173,7 +174,7 @@ class TorchEngine:
         """Sample up to `max_tokens` after the ids `prompt`. `key` names the dialogue, so that its
         row of the cache is found again; None: a single request.
 
-        Returns (ids, log_probs): the stop token, if it was drawn, is the last of both. All random
+        Returns (ids, log_probs): a stop token, if one was drawn, is the last of both. All random
         numbers of a reply are drawn from `rng` at once, `max_tokens` of them, however long the
         reply becomes.
         """

@@ -203,11 +203,11 @@ def find_weights(name, step):
         path = checkpoint_of_run(directory, step)
         # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
         # that the run started from.
-        weights = path if (path / "state.json").is_file() else run_settings["model"]
-        return str(path), weights, run_settings, directory
+        is_there = step != 0 or (path / "state.json").is_file()
+        return str(path), path if is_there else run_settings["model"], run_settings, directory
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
-    if (directory / "state.json").is_file():  # a checkpoint
+    if (directory / "trainer.pt").is_file():  # a checkpoint
         run_settings = files.read_json(directory / "rlver.json")
         if not run_settings:
             raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
@@ -233,7 +233,6 @@ def agents_in_process(weights, settings, is_toy):
     longest that the model allows, where nothing says it."""
     from support.loading import (
         ChatFormat,
-        context_of,
         directory_of,
         load_to_sample,
         load_tokenizer,
@@ -256,7 +255,7 @@ def agents_in_process(weights, settings, is_toy):
     else:
         model, tokenizer = load_to_sample(weights, prefix="policy ")
         config = model.config
-    settings["context"] = settings["context"] or context_of(config)
+    settings["context"] = settings["context"] or config.get_text_config().max_position_embeddings
     template = settings["template_args"]
     chat = ChatFormat(tokenizer, system, settings["think"], template, stop_ids(weights))
     if by_vllm:
@@ -283,7 +282,7 @@ class ServerAgent:
         self.server, self.settings = server, settings
         self.messages = [{"role": "system", "content": system_prompt(settings)}]
         self.segments = []  # `converse` files an agent's tokens with the episode: here are none
-        self.cut = 0  # replies that the limit of tokens ended
+        self.cut = 0  # replies that the limit of tokens ended, or that are empty
 
     async def reply(self, line):
         """As policy.Agent.reply, but for the tokens. A thought that the server has taken out of the
@@ -292,7 +291,7 @@ class ServerAgent:
 
         self.messages.append({"role": "user", "content": line})
         text = await self.server.chat(self.messages, self.settings["max_tokens"])
-        self.cut += text.cut
+        self.cut += bool(text.problem)
         thought = f"<think>{text.thought}</think>" if text.thought else ""
         reply = read_reply(thought + text, self.settings["think"])
         self.messages.append({"role": "assistant", "content": reply.visible})

@@ -90,7 +90,8 @@ def add_adapters(model, rank, alpha, names=("policy",), seed=0):
             f"--lora-rank {rank}: larger than a layer of this model ({name}); take {smallest} at "
             "most"
         )
-    if any(p.dim() > 2 for p in blocks_of(model).parameters()):
+    matrices = {id(p) for p in blocks_of(model).parameters() if p.dim() > 1}
+    if matrices - {id(layer.weight) for _, _, layer in layers}:
         raise BadInput(
             f"--lora-rank {rank}: {type(model).__name__} is a mixture of experts, and adapters would "
             "reach none of these; leave it out"

@@ -10,7 +10,6 @@ from support.errors import BadModel, one_line
 from support.loading import (
     ChatFormat,
     best_device,
-    context_of,
     load_model,
     load_tensors,
     memory_of,
@@ -91,7 +90,9 @@ class Models:
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
         # for ppo.py, which knows of ranks only these two
         self.reduce, self.world_size = all_reduce_sum, world_size()
-        self.start_dialogues = None  # those of `keep_start`, read when `kl_start` is first called
+        self.start_dialogues = (
+            None  # those of `keep_start`, read at a resume, or when `kl_start` is first called
+        )
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -110,7 +111,9 @@ class Models:
             self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
         )
         self.pad = self.tokenizer.pad_token_id or 0
-        self.context = context_of(model.config)  # tokens of a dialogue
+        self.context = (
+            model.config.get_text_config().max_position_embeddings
+        )  # tokens of a dialogue
 
         # 2. The engine, which copies weights that are still whole, or, vLLM, reads their directory.
         # From step 3 on each rank has only its shard of them.
@@ -133,8 +136,8 @@ class Models:
 
         # 3. Policy, critic and reference.
         saved = None  # what `gather` has collected
-        if checkpoint:  # mapped from the file: a tensor is read when it is used
-            saved = load_tensors(checkpoint / "trainer.pt", mmap=True)
+        if checkpoint:
+            saved = load_tensors(checkpoint / "trainer.pt")
         if cfg.lora_rank:
             reference = self.make_adapters(model, saved)
         else:
@@ -150,13 +153,13 @@ class Models:
             load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
 
         # 5. A first sync, where one is needed; and the passes that will be made are tried.
-        if cfg.engine == "vllm":
-            # Sleep and wake once before the first rollout: what goes wrong in it shows at once.
-            self.engine.sleep()
-            self.sync()  # wakes it
-        elif saved and cfg.lora_rank:
-            self.sync()  # the engine has the base only, without the checkpoint's adapters
         try:
+            if cfg.engine == "vllm":
+                # Sleep and wake once before the first rollout: what goes wrong in it shows at once.
+                self.engine.sleep()
+                self.sync()  # wakes it
+            elif saved and cfg.lora_rank:
+                self.sync()  # the engine has the base only, without the checkpoint's adapters
             self.probe(32)
         except Exception as error:  # of whatever transformers makes of this architecture
             raise BadModel(f"--model {cfg.model}: cannot be trained: {one_line(error)}") from None

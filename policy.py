@@ -144,8 +144,8 @@ def take_thoughts(text):
                                    a          b          as models do whose template opens a reply
                                                          with an empty thought
 
-    So what stands between two tags is a thought, and then all that stands before another
-    `</think>`."""
+    So first each `<think>...</think>` is taken out, and then all that stands before a `</think>`
+    that is left."""
     between = re.compile("<think>(.*?)(?:</think>|$)", re.DOTALL)
     *thoughts, visible = between.sub("", text).split("</think>")
     thoughts += between.findall(text)
@@ -195,7 +195,7 @@ class Agent:
     async def reply(self, line):
         """Sample one reply to `line`. Returns a Reply, or None if the prompt leaves no room in the
         context for one sampled token and a stop token. (The stop token is ours to add where
-        max_tokens cuts the reply.)
+        max_tokens cuts the reply, or another of the model's stop ids ended it.)
 
         The room is counted in tokens, before anything is changed. (The released code compares
         characters with a limit of tokens.)

@@ -235,8 +235,8 @@ def as_kind(value, kind, where):
 
 
 def code_of(template, values, attempt=0):
-    """The code of a prompt: four letters from the SHA-256 of its template, its person and the number
-    of attempts before.
+    """The code of a prompt: four letters from the SHA-256 of its template, its person (a judge's
+    prompt has none: of all its values) and the number of attempts before.
 
     It stands in the first line: a server that silently drops the beginning of a long prompt drops
     the code with the story. All prompts of a dialogue begin alike, because servers keep what they
@@ -244,8 +244,8 @@ def code_of(template, values, attempt=0):
     always has the same code, so that its logged answer can be read again. Four letters that occur
     somewhere in a value are skipped: the policy could have guessed them, or heard them."""
     spelled = json.dumps(values, ensure_ascii=False).casefold()
-    person = [values.get(name) for name in ("persona", "scene", "task")]
-    seed = json.dumps([template, person, attempt], ensure_ascii=False)
+    person = {name: values[name] for name in ("persona", "scene", "task") if name in values}
+    seed = json.dumps([template, person or values, attempt], ensure_ascii=False)
     # The first code is nearly always free. The bound is for a text that was made to hold every
     # combination of four letters, which would keep us here for ever.
     for _ in range(1000):
@@ -307,13 +307,12 @@ class Simulator:
             code = code_of(template + complaint, values, attempt)
             prompt = fill(template + complaint, {**values, "code": code})
             key = self.key(prompt, dialogue, attempt)
-            async with self.log.locks[key]:  # of equal questions at a time only the first is asked
-                text = self.log.answers.get(key)
-                if text is None:
-                    if asked > self.retries:
-                        raise UnreadableAnswers(f"{asked} answers could not be read: {problem}")
-                    asked += 1
-                    text = await self.call(prompt, schema, key)
+            text = self.log.answers.get(key)
+            if text is None:
+                if asked > self.retries:
+                    raise UnreadableAnswers(f"{asked} answers could not be read: {problem}")
+                asked += 1
+                text = await self.call(prompt, schema, key)
             try:
                 return text, read_answer(text, schema, code if "code" in schema else None)
             except Unreadable as error:
@@ -329,7 +328,18 @@ class Simulator:
         return digest(self.name, temperature, prompt, "" if temperature == 0 else dialogue, attempt)
 
     async def call(self, prompt, schema, key):
-        """One call to the model, which is logged. Returns the text."""
+        """One call to the model, which is logged. Returns the text. Where answers are kept, equal
+        questions at the same time share a call, whatever comes of it."""
+        if not self.log.path:
+            return await self.call_model(prompt, schema, key)
+        calls = self.log.calls
+        if key not in calls:
+            calls[key] = asyncio.create_task(self.call_model(prompt, schema, key))
+            calls[key].add_done_callback(lambda call: calls.pop(key))
+        return await asyncio.shield(calls[key])
+
+    async def call_model(self, prompt, schema, key):
+        """The call itself."""
         async with self.slots:
             began = time.perf_counter()
             with self.clock.during("calls"):
@@ -348,8 +358,8 @@ class Simulator:
         """Ask one question before anything is paid for, as in a dialogue and in its language, with
         an empty log: an old answer says nothing about the server of today. So a wrong key or model
         shows at once, and so does a model that cannot keep the form. A server is asked in each of
-        its formats, the strictest first, until three answers in a row do not fail; prints the one that
-        is kept to from then on.
+        its formats, the strictest first: one is given up after three unreadable answers in a row. The
+        first that brings a readable one is printed, and kept to from then on.
 
         Returns what was found out, {attribute of the model: value}, for other ranks. A scripted
         model needs no check. Raises SimulatorRefused, BadInput if no answer can be read, and
@@ -366,8 +376,8 @@ class Simulator:
             try:
                 await unlogged.ask(prompt, values, EMOTION_SCHEMA)
                 print(fold(f"{self.name} is held to its form by {form}."))
-                found = ("format", "limit", "temperature")
-                return {name: value for name, value in vars(model).items() if name in found}
+                found = {"format", "limit", "temperature"} & set(vars(model))
+                return {name: getattr(model, name) for name in found}
             except UnreadableAnswers as error:
                 problems[str(error)] = form  # once, where all forms have the same
             except SimulatorFailed as error:

@@ -149,7 +149,7 @@ def measure(place, rank, lengths=LENGTHS, tokens=TOKENS, replies=(64, 300, 100))
 
 def sampling_speed(models, runner, count, prompt_length, reply_length):
     """Sampled tokens a second of the engine, on `count` prompts."""
-    models.engine.stop_id = -1  # no reply stops early
+    models.engine.stop_ids = {-1}  # no reply stops early
     vocabulary = models.engine.model.config.vocab_size
     rng = np.random.default_rng(0)
     prompts = [rng.integers(5, vocabulary, prompt_length).tolist() for _ in range(count)]

@@ -53,7 +53,7 @@ class GenerateEngine(TorchEngine):
 
     def __init__(self, model, stop_id, pad):
         super().__init__(model, stop_id)
-        self.model, self.pad = model, pad
+        self.model, self.stop_id, self.pad = model, stop_id, pad
 
     async def work(self):
         while self.waiting:

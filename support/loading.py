@@ -56,8 +56,8 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     not be 1.
 
     Raises BadModel if something is missing or damaged, and for the architectures that this code
-    would get wrong: those with sliding windows, and the few that scale or cap their logits behind
-    the output layer (see `check_model`).
+    would get wrong: those with sliding windows, those whose rows depend on each other, and the few
+    that scale or cap their logits behind the output layer (see `check_model`).
     """
     from transformers import AutoModelForCausalLM, GenerationConfig, logging
 
@@ -94,11 +94,11 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     return model.to(device), tokenizer
 
 
-def load_tensors(path, **how):
-    """What `torch.save` has written, on the CPU. how: more arguments of torch.load. Raises
-    BadModel, which names the file."""
+def load_tensors(path):
+    """What `torch.save` has written, on the CPU, mapped from the file: a tensor is read when it is
+    used. Raises BadModel, which names the file."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, **how)
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # half a file: of zip, pickle or torch
         raise BadModel(f"{path}: cannot be read; a part of a copy? ({one_line(error)})") from None
 
@@ -162,7 +162,7 @@ def check_model(model, tokenizer):
     # Every layer has to attend to all that came before: the trainer's mask (`policy.tree_mask`)
     # knows no window, and the engine's neither.
     config = model.config.get_text_config()  # of a model that reads pictures, too, a part
-    context = context_of(config)
+    context = config.max_position_embeddings  # what has none is refused by that
     kinds = getattr(config, "layer_types", None)
     if kinds is None:  # then one kind for all layers; some configs name a window and leave it off
         window = getattr(config, "sliding_window", None)
@@ -182,20 +182,12 @@ def check_model(model, tokenizer):
         logits = model(ids, position_ids=positions).logits[0]
         hidden = model.base_model(ids).last_hidden_state[0]
         gap = (logits - model.get_output_embeddings()(hidden)).abs().mean()
-    if not gap <= (1e-4 if gap.dtype == torch.float32 else 0.1):  # NaN is not, either
+    limit = 1e-4 if gap.dtype == torch.float32 else 0.1
+    if not gap <= limit:  # put this way round because NaN is not <= anything
         raise BadModel(
             "its logits are not those of its output layer (scaled or capped), or depend on who "
             f"shares the batch (longrope), by {gap:.1e}; not supported"
         )
-
-
-def context_of(config):
-    """The most tokens of a dialogue that a model with this configuration can read. Raises
-    BadModel."""
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not context:
-        raise BadModel("its configuration names no max_position_embeddings; not supported")
-    return context
 
 
 def stop_ids(path):
@@ -207,12 +199,7 @@ def stop_ids(path):
         config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
     except OSError:
         return []
-    return stops_of(config)
-
-
-def stops_of(generation_config):
-    """The ids of the tokens at which a model stops, by its GenerationConfig."""
-    eos = generation_config.eos_token_id  # None, an id, or a list of ids
+    eos = config.eos_token_id  # None, an id, or a list of ids
     return [eos] if isinstance(eos, int) else eos or []
 
 
@@ -271,9 +258,10 @@ class ChatFormat:
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args = template_args or {}
         # `split_special_tokens` would not do: it leaves added tokens that are not special, such as
-        # </think> of Qwen3.
-        without_added = json.loads(tokenizer.backend_tokenizer.to_str()) | {"added_tokens": []}
-        self.plain = Tokenizer.from_str(json.dumps(without_added))
+        # </think> of Qwen3. And some files ask for truncation or padding.
+        as_stored = json.loads(tokenizer.backend_tokenizer.to_str())
+        as_stored |= {"added_tokens": [], "truncation": None, "padding": None}
+        self.plain = Tokenizer.from_str(json.dumps(as_stored))
         # Without tokenizer.json transformers makes up a vocabulary. SentencePiece's tokenizers mostly
         # put a blank in front of every text: in front of a message that stands behind something
         # else, it would be one that the template does not write.

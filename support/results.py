@@ -316,9 +316,9 @@ def print_score(result):
         for value, numbers in values.items():
             table[f"{part}: {value}"] = numbers
     print_table(table)
-    print(f"{result['turns']:.1f} replies a dialogue, {result['malformed']:.1f} % malformed")
-    if result["cut"]:
-        print(f"{result['cut']:.1f} % of the replies were cut by --max-tokens")
+    malformed = f"{result['malformed']:.1f} % malformed"
+    cut = f"{result['cut']:.1f} % of the replies cut by --max-tokens or empty"
+    print(f"{result['turns']:.1f} replies a dialogue; {malformed}; {cut}")
     if result["positive"] is not None:
         print(f"{result['positive']:.1f} % of the replies lift the emotion")
     print(fold(signs_in_words(result["signs"])))

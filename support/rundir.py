@@ -134,7 +134,7 @@ class RunDir:
         self.seconds_before = state["seconds"]["total"]
         self.path.mkdir(parents=True, exist_ok=True)  # a node may have a disk of its own
         if self.calls.path:  # nothing is paid for twice, whichever rank asked it
-            for path in self.path.glob("calls*.jsonl"):
+            for path in sorted(self.path.glob("calls*.jsonl")):
                 self.calls.read(path)
         if self.first:
             if self.held_lock is None:  # a new run; another may have begun here since `enter`
@@ -248,6 +248,8 @@ class RunDir:
         for old in written[:-2]:
             try:
                 shutil.rmtree(self.path / old)
+            except FileNotFoundError:  # moved by hand
+                pass
             except OSError as error:  # NFS keeps the files that somebody reads
                 if "remove" not in self.warned_of:
                     self.warned_of.add("remove")
@@ -260,14 +262,15 @@ class RunDir:
         if not self.first:
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        trial = self.path / ".trial"
+        trial = self.path / f".trial-{time.time_ns()}"  # what an earlier one left may be there
         self.write_whole(trial, write, {})
         shutil.rmtree(trial, ignore_errors=True)
         free = shutil.disk_usage(self.path).free
-        if free < 3 * size:
+        needed = size * (3 - len(checkpoints(self.path)[-2:]))
+        if free < needed:
             self.tell(
-                f"warning: {self.path} has {free / 1e9:.1f} GB left, and three checkpoints need "
-                f"about {3 * size / 1e9:.1f}"
+                f"warning: {self.path} has {free / 1e9:.1f} GB left, and checkpoints need about "
+                f"{needed / 1e9:.1f} more"
             )
 
     def write_whole(self, path, write, state):

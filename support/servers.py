@@ -27,7 +27,6 @@ import json
 import os
 import re
 import sys
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from tqdm import tqdm
 
 MAX_ANSWER_TOKENS = 4096
 CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all tries together
-TRIES = 8  # of these are followed by a response that holds no answer
+TRIES = 8  # how often a question is asked whose response holds no answer: each may be paid for
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
 
@@ -77,7 +76,7 @@ class ServerModel:
         self.name = name
         self.url = url
         self.format, self.limit, self.temperature = FORMATS[0], "max_tokens", temperature
-        self.last_failure = ""
+        self.last_failure, self.has_answered = "", False
         self.key = read_key()
         try:
             self.client = openai.AsyncOpenAI(
@@ -103,10 +102,9 @@ class ServerModel:
         PromptRefused or SimulatorRefused."""
         import openai
 
-        tries = 0
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
-                while tries < TRIES:
+                for _ in range(TRIES):
                     asked = {self.limit: max_tokens, **options}
                     if self.temperature is not None:
                         asked["temperature"] = self.temperature
@@ -120,8 +118,8 @@ class ServerModel:
                         continue
                     _, answer = read_response(response.text)
                     if answer is not None:
+                        self.has_answered = True
                         return answer
-                    tries += 1  # each may have been paid for
                     self.tell_failure(f"its response holds no answer: {response.text}")
                     await asyncio.sleep(1)
         except TimeoutError:
@@ -134,18 +132,24 @@ class ServerModel:
         raise SimulatorFailed(f"{self.url}: no answer in {TRIES} tries; {self.last_failure}")
 
     def gives_way(self, words, asked):
-        """Does a refusal in these words go away without a parameter of those that were `asked`? Then
-        it is left out from now on."""
-        before = self.limit, self.temperature
-        if "max_completion_tokens" in words and "max_tokens" in asked:
+        """Does a refusal in these words go away with another parameter than those that were `asked`?
+        Then the other one is sent from now on. After the first answer it is not: what is refused then may
+        be the words of a prompt."""
+        if self.limit not in asked or self.temperature != asked.get("temperature"):
+            return True  # another call was quicker
+        if self.has_answered or "support" not in words:
+            return False
+        if "max_completion_tokens" in words and self.limit == "max_tokens":
             self.limit = "max_completion_tokens"
-        elif "temperature" in words and "temperature" in asked:
+        elif "temperature" in words and self.temperature is not None:
             self.temperature = None
         else:
             return False
-        if before != (self.limit, self.temperature):  # else another call was quicker
-            told = f"limit {self.limit}, temperature {self.temperature or 'its own'}"
-            tqdm.write(f"{self.name} refuses a parameter; it is asked with {told}", file=sys.stderr)
+        tqdm.write(
+            f"{self.name} refuses a parameter; from now on its limit is {self.limit} and its "
+            f"temperature {self.temperature} (None: its own)",
+            file=sys.stderr,
+        )
         return True
 
     def refusal(self, error):
@@ -182,16 +186,15 @@ def read_response(text):
                        the server should have sent, 500 where nothing says which
         200, None      neither: a page, half of an object, content of an unknown kind
 
-    Content may be a list of parts. Reasoning may be in parts of its own or in a field, which has two
-    names."""
+    Content may be a list of parts. Reasoning is in a field that has two names."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
         return 200, None
-    choice = at(body, "choices", 0)
+    choice = at(at(body, "choices"), 0)
     message = at(choice, "message")
     ended = str(at(choice, "finish_reason")).lower()
-    error = at(body, "error") or at(choice, "error") or (at(body, "object") == "error" and body)
+    error = at(body, "error") or at(choice, "error")
     if error or ended in ("error", "abort", "network_error", "insufficient_system_resource"):
         found = re.search(r'"(?:code|status|status_code)": "?([45]\d\d)\b', json.dumps(error))
         status = int(found[1]) if found else 500
@@ -203,9 +206,7 @@ def read_response(text):
         return 400, f"a content filter took the answer away. {refused or ''}"
     if not isinstance(message, dict) or not isinstance(content, str | list | None):
         return 200, None
-    parts = content if isinstance(content, list) else []
-    thought = at(message, "reasoning_content") or at(message, "reasoning")
-    answer.thought = texts_in(thought or [{"text": at(part, "thinking")} for part in parts])
+    answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
     answer.cut = ended in ("length", "max_tokens", "model_length")
     if answer.cut or not answer.strip():
         answer.problem = "cut by the limit of tokens" if answer.cut else "empty"
@@ -214,14 +215,12 @@ def read_response(text):
     return 200, answer
 
 
-def at(value, *path):
-    """What stands at this path in a JSON value, None if nothing does."""
+def at(value, key):
+    """What stands under a key, or at a place, in a JSON value; None if nothing does."""
     try:
-        for key in path:
-            value = value[key]
+        return value[key]
     except (LookupError, TypeError):
         return None
-    return value
 
 
 def texts_in(content):
@@ -282,9 +281,8 @@ def client_that_tells(tell):
             status, words = read_response(response.text)
             if response.status_code == 200 and status != 200:
                 # From here on it is as if the server had said it by the status.
-                after = {"Retry-After": response.headers.get("Retry-After", "")}
                 error = {"error": {"message": words}}
-                response = type(response)(status, headers=after, json=error, request=request)
+                response = type(response)(status, json=error, request=request)
             if may_heal(response.status_code):
                 tell(f"status {response.status_code} {words or ''}")
             return response
@@ -341,17 +339,16 @@ class LocalModel:
 class CallLog:
     """All answers that were paid for, one line of JSON each, so that none is paid for twice: the
     answers of this run and of earlier logs, which `Simulator.ask` searches before it asks the
-    model. Of two answers under one key the first counts, here and when the file is read again.
-    Without a file nothing is kept."""
+    model. Of two answers under one key the first counts. Without a file nothing is kept."""
 
     path: Path | None = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
-    locks: dict = field(default_factory=lambda: defaultdict(asyncio.Lock))  # {key: its lock}
+    calls: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
 
     def read(self, path):
-        """Read the answers of an earlier log. A line that a killed run left half-written is cut
-        off."""
-        cut_unfinished_line(path)
+        """Read the answers of a log. A line that a killed run left half-written is cut off our own."""
+        if path == self.path:
+            cut_unfinished_line(path)
         for _, row, _ in read_jsonl(path):
             if isinstance(row, dict) and "key" in row and "answer" in row:
                 self.answers.setdefault(row["key"], row["answer"])

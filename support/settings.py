@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options):
         super().__init__(**options)
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):
+            with contextlib.suppress(AttributeError):  # of a stream that is no terminal's
                 stream.reconfigure(errors="replace")
 
     def error(self, message):
@@ -113,9 +113,10 @@ def split_name(name):
 def from_anywhere(name):
     """A model's name, absolute where it names a directory that is here: a run is resumed, and its
     config.json read, from other directories, too. The model of a user stands behind "local:"."""
-    kind, colon, place = name.rpartition(":")
-    is_place = name not in SCRIPTED and kind in ("", "local") and os.path.isdir(place)
-    return kind + colon + (os.path.abspath(place) if is_place else place)
+    place = name.removeprefix("local:")
+    if name in SCRIPTED or not os.path.isdir(place):
+        return name
+    return name[: -len(place)] + os.path.abspath(place)
 
 
 # ----------------------------------------------------------------------------- the presets of a run

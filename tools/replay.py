@@ -21,7 +21,7 @@ both. (Without --judge a script does it, for the toy's sentences.)
 from support.errors import SimulatorFailed
 from support.files import read_json
 from support.results import recorded_dialogues
-from support.settings import SCRIPTED, not_negative, positive
+from support.settings import SCRIPTED, from_anywhere, not_negative, positive
 
 import asyncio
 import contextlib
@@ -212,7 +212,8 @@ def main(argv=None):
     add = parser.add_argument
     add("files", nargs=1, metavar="FILE", help="a run's dialogues.jsonl, or a result file")
     add("--times", type=positive, default=1, metavar="N", help="replay each dialogue N times")
-    add("--simulator", metavar="NAME", help="who plays the user (default: as recorded, else toy)")
+    text = "who plays the user (default: as recorded, else toy)"
+    add("--simulator", type=from_anywhere, metavar="NAME", help=text)
     text = "sampling temperature of that model (default: 0)"
     add("--simulator-temperature", type=not_negative, default=0.0, metavar="T", help=text)
     levels = ["vanilla", "challenging"]

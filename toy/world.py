@@ -333,7 +333,6 @@ class ScriptedModel:
         *earlier, reply = [m["text"] for m in dialogue if m["speaker"] == "friend"]
         lines = [m["text"] for m in dialogue if m["speaker"] == "me"]
         change, why = self.react(reply, scene, earlier, lines)
-        # the prompt of a challenging user asks for another key
         effect = "lifted" if change > 0 else "let down"
         answer = {
             "content": f"my friend said something about me and my {scene.person}.",

@@ -4,7 +4,6 @@ goes on as if nothing had been; and what it prints."""
 from support import rundir
 from support.errors import BadInput
 from support.files import write_json
-from support.loading import load_model
 from support.settings import Settings, resolve_settings
 
 import errno
@@ -175,7 +174,7 @@ def test_no_steps_means_evaluation_only(tiny_dir, tmp_path):
 @pytest.mark.slow
 def test_another_seed_is_another_run(whole, tiny_dir, tmp_path):
     """In its evaluation before training already. (The same seed is the same run: see those that are
-    interrupted.) The first ratio is checked in the first step only."""
+    interrupted.)"""
     assert go(tiny_dir, tmp_path / "out", "--steps", 2, "--seed", 1) == 0
     dialogues = [rows(out / "dialogues.jsonl")[:4] for out in (tmp_path / "out", whole("grpo"))]
     said = [{turn["reply"] for line in lines for turn in line["turns"]} for lines in dialogues]
@@ -386,14 +385,15 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_one_warning(
     remove = os.rmdir
 
     def refuse_to(path, **more):
-        if "checkpoint-0" in os.fspath(path):
+        if re.search(r"checkpoint-0|\.trial", os.fspath(path)):
             raise OSError(errno.ENOTEMPTY, "Directory not empty", os.fspath(path))
         remove(path, **more)
 
     monkeypatch.setattr(os, "rmdir", refuse_to)
-    told = output_of(capfd, 0, rlver.main, "--resume", out, "--steps", 4, "--save-every", 1)
-    assert told.count("an old checkpoint was not removed") == 1
-    assert summary(out)["steps"] == 4
+    for steps in (4, 6):
+        told = output_of(capfd, 0, rlver.main, "--resume", out, "--steps", steps, "--save-every", 1)
+        assert told.count("an old checkpoint was not removed") == 1
+        assert summary(out)["steps"] == steps
 
 
 @pytest.mark.parametrize(
@@ -432,12 +432,24 @@ def cut_in_two(path):
     path.write_bytes(data[: len(data) // 2])
 
 
-def test_a_checkpoint_elsewhere_needs_its_settings(half, tmp_path, capfd):
-    """Without them a policy that thinks would be measured as one that does not."""
+def test_a_part_of_a_checkpoint_is_not_measured(half, tmp_path, capfd):
+    """Without its settings a policy that thinks would be measured as one that does not; and only of
+    step 0, which is removed as the run goes on, the weights are those of the run's own model."""
     place = shutil.copytree(half / "checkpoint-000002", tmp_path / "copy")
     (place / "rlver.json").unlink()
     told = refuse(capfd, "--policy", place, "--limit", 1, main=evaluate.main)
     assert f"{place}/rlver.json: missing" in told
+    out = shutil.copytree(half, tmp_path / "out")
+    for step in (0, 2):
+        shutil.rmtree(out / f"checkpoint-00000{step}")
+        (out / f"checkpoint-00000{step}").mkdir()  # as a removal leaves it that failed
+    assert evaluate.find_weights(str(out), 0)[1] == str(whole_model(half))
+    assert "checkpoint-000002" in refuse(capfd, "--policy", out, main=evaluate.main)
+
+
+def whole_model(out):
+    """The model that a run started from."""
+    return json.loads((out / "config.json").read_text())["model"]
 
 
 def test_what_cannot_be_saved_shows_before_the_first_dialogue(
@@ -457,15 +469,26 @@ def test_what_cannot_be_saved_shows_before_the_first_dialogue(
     assert told.count("\n") == 1 and "disk" not in told and files(out) == {}
 
 
-def test_a_disk_with_little_room_is_one_warning(tiny_dir, tmp_path, capfd, monkeypatch):
-    """Three checkpoints at a time: two are kept while the next one is written."""
-    size = 12 * sum(p.numel() for p in load_model(tiny_dir)[0].parameters())
-    for free, warnings in ((3 * size - 1, 1), (3 * size, 0)):
-        usage = SimpleNamespace(free=free)
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_a_disk_with_little_room_is_one_warning(
+    name, whole, tiny_dir, tmp_path, capfd, monkeypatch
+):
+    """Three checkpoints at a time, as large as they are (these also have a tokenizer): two are kept
+    while the next one is written, so one more is needed where there are two."""
+    place = whole(name) / "checkpoint-000004"
+    tensors = [place / file for file in ("trainer.pt", "model.safetensors")]
+    size = sum(path.stat().st_size for path in tensors)
+    for n, (room, warnings) in enumerate([(2.0, 1), (3.5, 0)]):
+        usage = SimpleNamespace(free=room * size)
         monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
-        flags = words("--model", tiny_dir, *SMALL, "--steps", 0, "--out", tmp_path / str(free))
-        told = output_of(capfd, 0, rlver.main, *flags)
-        assert told.count("GB left, and three checkpoints need") == warnings
+        flags = words("--model", tiny_dir, *SMALL, *ALGO[name], "--steps", 0)
+        told = output_of(capfd, 0, rlver.main, *flags, "--out", tmp_path / str(n))
+        assert told.count("GB left, and checkpoints need") == warnings
+    run = rundir.RunDir(whole(name), resolve_settings({}))
+    monkeypatch.setattr(run, "tell", lambda text: pytest.fail(text))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
+    run.try_to_save(lambda path: path.mkdir(), 1)
+    run.close()
 
 
 def test_adapters_name_their_base_from_everywhere(tiny_dir, tmp_path, monkeypatch):

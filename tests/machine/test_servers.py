@@ -229,7 +229,7 @@ def test_a_gateway_whose_provider_is_down_is_waited_for():
 @pytest.mark.parametrize(
     "response, text, thought, problem",
     [
-        (body(PARTS), "I am here.", "hm", ""),
+        (body(PARTS), "I am here.", "", ""),
         (body("I am here.", reasoning_content="hm"), "I am here.", "hm", ""),
         (body("I am here.", reasoning="hm"), "I am here.", "hm", ""),
         (body("I am h", "length"), "I am h", "", "cut"),
@@ -327,6 +327,22 @@ def test_a_parameter_that_a_model_refuses_is_left_out(capsys):
         ).items()
 
 
+def test_a_prompt_that_speaks_of_a_parameter_changes_none():
+    """Once a model has answered, what it refuses may be the words of a prompt."""
+    told = "not supported: 'temperature of 39'; see max_completion_tokens"
+    replies = [(200, {}, body("good")), failure(400, told)]
+
+    async def ask(model):
+        await model("Hello.", REPLY_SCHEMA)
+        with pytest.raises(PromptRefused):
+            await model("I have a temperature of 39.", REPLY_SCHEMA)
+
+    with Loopback(reply=lambda request: replies.pop(0)) as server:
+        model = ServerModel("m", server.url)
+        asyncio.run(ask(model))
+    assert (model.limit, model.temperature) == ("max_tokens", 0.0)
+
+
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_a_server_that_drops_the_beginning_of_a_prompt_is_found_out(lang):
     """Ollama does, silently, for prompts of more than 4,096 tokens: persona and story were gone, the
@@ -360,8 +376,8 @@ def test_a_proxy_that_cannot_be_used_is_one_line(name, monkeypatch):
 @pytest.mark.parametrize(
     "flags, response, told, thoughts",
     [
-        ([], body(None, "length", reasoning_content="hm"), "100.0 % of the replies were cut", "hm"),
-        ([], body("I am here, tell m", "length"), "100.0 % of the replies were cut", ""),
+        ([], body(None, "length", reasoning_content="hm"), "100.0 % of the replies cut", "hm"),
+        ([], body("I am here, tell m", "length"), "100.0 % of the replies cut", ""),
         (["--think"], body("I am here.", reasoning_content="hm"), " 0.0 % malformed", "hm"),
         (["--think"], body("I am here."), "most replies are malformed", "I am here."),
     ],
@@ -415,10 +431,29 @@ def test_equal_questions_are_paid_for_once(tmp_path):
         assert len(set(asyncio.run(ask()))) == 1
         assert asyncio.run(user.feel("Oh.")) and server.calls == 1
     (line,) = rows(path)
-    log.write(line["key"], "another", 0.1)
+    with open(path, "a") as file:  # of a version that paid for each
+        file.write(json.dumps({**line, "answer": "another"}) + "\n")
     again = CallLog()
     again.read(path)
-    assert again.answers == {line["key"]: line["answer"]}
+    assert again.answers == {line["key"]: line["answer"]} == log.answers
+
+
+def test_equal_questions_fail_together(tmp_path, monkeypatch):
+    """One after the other, eight of them waited forty minutes for a server that was down. Afterwards
+    the question is asked again."""
+    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.5)
+    with Loopback(faults={"hang": 1.0}) as server:
+        user, began = user_at(server, log=CallLog(tmp_path / "calls.jsonl")), time.monotonic()
+
+        async def ask():
+            calls = [user.copy().feel("Oh.") for _ in range(8)]
+            failed = await asyncio.gather(*calls, return_exceptions=True)
+            assert {type(error) for error in failed} == {SimulatorFailed}
+            user.simulator.model = Model()
+            return await user.feel("Oh.")
+
+        assert asyncio.run(ask())[1] == 7 and server.calls == 1
+    assert time.monotonic() - began < 3
 
 
 # ----------------------------------------------------------------------------------- many dialogues

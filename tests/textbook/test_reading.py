@@ -178,6 +178,7 @@ def test_a_code_is_of_its_question():
         code_of("prompt", values, 1),
     }
     assert len(others | {code}) == 6 and not set("aeiouyl") & set(CODE_LETTERS)
+    assert len({code_of("judge", {"dialogue": text}) for text in "abc"}) == 3  # nobody's person
 
 
 def test_no_letters_that_were_said_become_the_code():

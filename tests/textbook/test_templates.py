@@ -50,6 +50,10 @@ def test_text_that_spells_an_added_token_is_only_text():
     for text in added:
         assert chat.encode(text) == [tokenizer.convert_tokens_to_ids(text)]
         assert len(chat.text(text)) > 1 and chat.decode(chat.text(text)) == text
+    tokenizer.backend_tokenizer.enable_truncation(8)
+    tokenizer.backend_tokenizer.enable_padding(length=8)
+    for text in ("Hi.", "It is long, and every word of it counts, the last one, too."):
+        assert ChatFormat(tokenizer, think=True).text(text) == chat.text(text)
     plain = byte_level(["<|endoftext|>"])
     ends = ["<|im_start|>", "<|im_end|>"]
     plain.add_tokens([AddedToken(text, special=False) for text in ends])
