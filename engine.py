@@ -295,7 +295,9 @@ class TorchEngine:
         try:
             asyncio.run(self.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
         except Exception as error:  # of whatever transformers makes of the architecture
-            raise BadModel(f"{prefix}cannot be sampled from: {one_line(error)}") from None
+            raise BadModel(
+                f"{prefix}cannot be sampled from: {type(error).__name__} {one_line(error)}"
+            ) from None
 
     def draw(self, log_probs, requests):
         """The next token of each of the R requests, from its row of log_probs [R, V]: [R, 1]."""

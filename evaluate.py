@@ -18,7 +18,7 @@ the flags ask for. Result files are read, scored and compared in support/results
 from support import files, results
 from support.errors import BadInput, SimulatorFailed, TooManyLost
 from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
-from support.rundir import checkpoints, refuse_other_heldout
+from support.rundir import checkpoints, refuse_other_heldout, state_of
 from support.servers import ServerModel
 from support.settings import (
     Parser,
@@ -203,8 +203,10 @@ def find_weights(name, step):
         path = checkpoint_of_run(directory, step)
         # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
         # that the run started from.
-        is_there = step != 0 or (path / "state.json").is_file()
-        return str(path), path if is_there else run_settings["model"], run_settings, directory
+        weights = path if path.is_dir() else run_settings["model"]
+        if path.is_dir():
+            state_of(path)  # which refuses a part of a copy
+        return str(path), weights, run_settings, directory
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     if (directory / "trainer.pt").is_file():  # a checkpoint
@@ -292,8 +294,9 @@ class ServerAgent:
         self.messages.append({"role": "user", "content": line})
         text = await self.server.chat(self.messages, self.settings["max_tokens"])
         self.cut += bool(text.problem)
-        thought = f"<think>{text.thought}</think>" if text.thought else ""
-        reply = read_reply(thought + text, self.settings["think"])
+        if text.thought:
+            text = f"<think>{text.thought}</think>{text}"
+        reply = read_reply(text, self.settings["think"])
         self.messages.append({"role": "assistant", "content": reply.visible})
         return reply
 
@@ -360,7 +363,10 @@ def users_to_measure_with(args, policy, simulator_name, lang):
 
 def finished_users(path, settings):
     """The ids of the users whose dialogues the result file `path` holds. Half a line at its end is
-    cut off. Raises BadInput if they were made with other settings."""
+    cut off. Raises BadInput if they were made with other settings, and for a file of others, of
+    which nothing is cut."""
+    if not b'{"id": '.startswith(path.read_bytes()[:7]):  # as `row_of` begins
+        raise BadInput(f"{path}: holds no results; choose another --out")
     files.cut_unfinished_line(path)
     if not path.stat().st_size:
         return set()
@@ -443,12 +449,6 @@ def run_benchmark(args):
     result = results.score(path, args.rule, args.anyway, ids, len(lost))
     results.print_score(result)
     print(f"results: {path}")
-    if result["malformed"] > 50:
-        complain(
-            "most replies are malformed, at an emotion of 0. With --think each needs its thought in "
-            "<think>...</think>, and text behind it, within --max-tokens; a server may keep thoughts "
-            "to itself, and then this works only without --think"
-        )
     write_tables(args, result, [path])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
     if len(lost) * 5 > len(users):

@@ -162,7 +162,9 @@ class Models:
                 self.sync()  # the engine has the base only, without the checkpoint's adapters
             self.probe(32)
         except Exception as error:  # of whatever transformers makes of this architecture
-            raise BadModel(f"--model {cfg.model}: cannot be trained: {one_line(error)}") from None
+            raise BadModel(
+                f"--model {cfg.model}: cannot be trained: {type(error).__name__} {one_line(error)}"
+            ) from None
 
     # ----------------------------------------------------- parts of __init__, in the order of use
 

@@ -200,7 +200,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         vars(simulator.model).update(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.clock, run.runner)
     if checkpoint:
-        models.start_dialogues = models.read_start(run.start_file)
+        models.kl_start(run.start_file)  # a file that is missing shows here
     run.try_to_save(models.write, models.checkpoint_bytes())
     state = run.begin(checkpoint, heldout)
     ranks.all_gather_list([])  # wait for all ranks
@@ -349,8 +349,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         state["seconds"]["simulator"] += run.clock.simulator - simulator_before
         state["seconds"]["update"] += synced - rolled_out
         batch = batch_metrics(all_episodes, cfg.think, cfg.algo)
-        sampled_here = torch.tensor(sum(e.tokens_sampled for e in episodes))
-        sampled = ranks.all_reduce_sum(sampled_here).item()
+        sampled_here = sum(e.tokens_sampled for e in episodes)
+        sampled = ranks.all_reduce_sum(torch.tensor(sampled_here)).item()
         row = {
             "step": step,
             **batch,

@@ -73,7 +73,7 @@ class SelfCheckFailed(RunError, RuntimeError):
 
 def one_line(error):
     """An exception of somebody else's in one line, for a message."""
-    return " ".join((str(error) or type(error).__name__).split())[:300]
+    return " ".join(str(error).split())[:300]
 
 
 def explain(error, out=None, rank=0, world=1):

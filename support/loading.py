@@ -146,8 +146,6 @@ def load_tokenizer(directory):
         raise BadModel(
             "its tokenizer has no chat template; take an instruct model, or add chat_template.jinja"
         )
-    if not tokenizer.is_fast:
-        raise BadModel("its tokenizer has no tokenizer.json; not supported")
     return tokenizer
 
 

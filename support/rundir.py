@@ -134,7 +134,7 @@ class RunDir:
         self.seconds_before = state["seconds"]["total"]
         self.path.mkdir(parents=True, exist_ok=True)  # a node may have a disk of its own
         if self.calls.path:  # nothing is paid for twice, whichever rank asked it
-            for path in sorted(self.path.glob("calls*.jsonl")):
+            for path in self.path.glob("calls*.jsonl"):
                 self.calls.read(path)
         if self.first:
             if self.held_lock is None:  # a new run; another may have begun here since `enter`

@@ -35,6 +35,10 @@ from tqdm import tqdm
 MAX_ANSWER_TOKENS = 4096
 CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all tries together
 TRIES = 8  # how often a question is asked whose response holds no answer: each may be paid for
+# What a response may have as its finish_reason where there is no answer: the server's fault, or the
+# words that were asked.
+FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
+FILTERED = ("content_filter", "safety", "refusal", "sensitive")
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
 
@@ -88,8 +92,8 @@ class ServerModel:
             )
         except Exception as error:  # of the HTTP library, which has many
             raise BadInput(
-                f"{url}: no connection can be made: {self.quote(error)} (the environment's proxies "
-                "are in ALL_PROXY, HTTPS_PROXY and HTTP_PROXY)"
+                f"{url}: no connection can be made: {self.quote(error)} (what the "
+                "environment says of it: ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, NO_PROXY, SSL_CERT_FILE)"
             ) from None
 
     async def __call__(self, prompt, schema):
@@ -112,7 +116,7 @@ class ServerModel:
                         response = await self.client.chat.completions.with_raw_response.create(
                             model=self.name, messages=messages, **asked
                         )
-                    except openai.BadRequestError as error:
+                    except openai.APIStatusError as error:
                         if not self.gives_way(str(error), asked):
                             raise
                         continue
@@ -137,7 +141,7 @@ class ServerModel:
         be the words of a prompt."""
         if self.limit not in asked or self.temperature != asked.get("temperature"):
             return True  # another call was quicker
-        if self.has_answered or "support" not in words:
+        if self.has_answered:
             return False
         if "max_completion_tokens" in words and self.limit == "max_tokens":
             self.limit = "max_completion_tokens"
@@ -193,25 +197,26 @@ def read_response(text):
         return 200, None
     choice = at(at(body, "choices"), 0)
     message = at(choice, "message")
-    ended = str(at(choice, "finish_reason")).lower()
-    error = at(body, "error") or at(choice, "error")
-    if error or ended in ("error", "abort", "network_error", "insufficient_system_resource"):
-        found = re.search(r'"(?:code|status|status_code)": "?([45]\d\d)\b', json.dumps(error))
-        status = int(found[1]) if found else 500
-        return status, str(at(error, "message") or error or f"finish_reason {ended}")
     content = at(message, "content")
     answer = Answer(texts_in(content))
+    ended = str(at(choice, "finish_reason")).lower()
+    error = at(body, "error") or at(choice, "error") or at(message, "error")
+    # some gateways write "no error" beside an answer
+    if (error and not answer) or ended in FAILED:
+        found = re.search(r'"(?:code|status|http_status)": "?([45]\d\d)\b', json.dumps(body))
+        status = int(found[1]) if found else 500
+        return status, str(at(error, "message") or error or f"finish_reason {ended}")
     refused = not answer and at(message, "refusal")
-    if refused or ended in ("content_filter", "safety", "refusal", "sensitive"):
+    if refused or ended in FILTERED:
         return 400, f"a content filter took the answer away. {refused or ''}"
     if not isinstance(message, dict) or not isinstance(content, str | list | None):
         return 200, None
     answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
     answer.cut = ended in ("length", "max_tokens", "model_length")
-    if answer.cut or not answer.strip():
-        answer.problem = "cut by the limit of tokens" if answer.cut else "empty"
-        if answer.thought and not answer.strip():
-            answer.problem += ", with nothing but reasoning in it"
+    empty = "" if answer.strip() else "empty"
+    answer.problem = "cut by the limit of tokens" if answer.cut else empty
+    if answer.problem and answer.thought:
+        answer.problem += ", with words in its reasoning"
     return 200, answer
 
 

@@ -410,17 +410,22 @@ def check(cfg, chosen):
     """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
     has no effect in this run."""
     is_grpo = cfg.algo == "grpo"
-    ignored = {
-        "gamma lam critic_lr value_clip": is_grpo,
+    no_server = not cfg.simulator.startswith("openai:")
+    has_no_effect = {
+        "gamma": is_grpo,
+        "lam": is_grpo,
+        "critic_lr": is_grpo,
+        "value_clip": is_grpo,
         "advantage": not is_grpo,
         "kl_estimator": not cfg.kl_coef,
         "lora_alpha": not cfg.lora_rank,
         "engine_memory": cfg.engine != "vllm",
         "simulator_temperature": cfg.simulator in SCRIPTED,
-        "simulator_concurrency simulator_timeout": not cfg.simulator.startswith("openai:"),
+        "simulator_concurrency": no_server,
+        "simulator_timeout": no_server,
     }
     for name in chosen:
-        if any(name in names.split() for names, is_so in ignored.items() if is_so):
+        if has_no_effect.get(name):
             raise BadInput(
                 f"{flag_name(name)} has no effect in this run; --help says what it needs"
             )

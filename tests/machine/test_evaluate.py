@@ -35,6 +35,15 @@ def told_in(place):
 # --------------------------------------------------------------------------------- the result file
 
 
+@pytest.mark.parametrize("text", ["notes", '{"a": 1}', "one\ntwo", '[{"id": 1}]\nx'])
+def test_a_file_of_somebody_elses_is_left_as_it_is(text, tmp_path, capsys):
+    """Its last line was cut off before anybody looked at it, as if it were half of ours."""
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    assert measure("--policy", "toy", "--limit", 1, "--out", path) == 2
+    assert "holds no results" in capsys.readouterr().err and path.read_text() == text
+
+
 def test_the_benchmark_in_sages_format(results):
     """Their field names, ours under a name of our own; the emotions in the history are those that
     the score is made of."""

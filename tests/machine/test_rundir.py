@@ -440,16 +440,11 @@ def test_a_part_of_a_checkpoint_is_not_measured(half, tmp_path, capfd):
     told = refuse(capfd, "--policy", place, "--limit", 1, main=evaluate.main)
     assert f"{place}/rlver.json: missing" in told
     out = shutil.copytree(half, tmp_path / "out")
-    for step in (0, 2):
-        shutil.rmtree(out / f"checkpoint-00000{step}")
-        (out / f"checkpoint-00000{step}").mkdir()  # as a removal leaves it that failed
-    assert evaluate.find_weights(str(out), 0)[1] == str(whole_model(half))
-    assert "checkpoint-000002" in refuse(capfd, "--policy", out, main=evaluate.main)
-
-
-def whole_model(out):
-    """The model that a run started from."""
-    return json.loads((out / "config.json").read_text())["model"]
+    (out / "checkpoint-000002" / "state.json").unlink()
+    assert "checkpoint-000002/state" in refuse(capfd, "--policy", out, main=evaluate.main)
+    shutil.rmtree(out / "checkpoint-000000")
+    settings = json.loads((out / "config.json").read_text())
+    assert evaluate.find_weights(str(out), 0)[1] == settings["model"]
 
 
 def test_what_cannot_be_saved_shows_before_the_first_dialogue(

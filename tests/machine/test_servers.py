@@ -193,6 +193,8 @@ PARTS = [
         ({"error": NO_MONEY}, SimulatorRefused, "Insufficient credits"),
         (body("", "error", NO_MONEY), SimulatorRefused, "Insufficient credits"),
         (body("", "error", {**NO_MONEY, "code": "402"}), SimulatorRefused, "Insufficient"),
+        ({"choices": [{"message": {"content": "", "error": NO_MONEY}}]}, SimulatorRefused, "Insuf"),
+        ({"error": "Unauthorized", "code": 401}, SimulatorRefused, "Unauthorized"),
         ({"error": {"message": "too long", "code": 400}}, PromptRefused, "too long"),
         ({"error": {"message": "no such model", "status": 404}}, SimulatorRefused, "no such model"),
         (body(None, refusal="I cannot play that."), PromptRefused, "I cannot play that"),
@@ -233,9 +235,10 @@ def test_a_gateway_whose_provider_is_down_is_waited_for():
         (body("I am here.", reasoning_content="hm"), "I am here.", "hm", ""),
         (body("I am here.", reasoning="hm"), "I am here.", "hm", ""),
         (body("I am h", "length"), "I am h", "", "cut"),
-        (body(None, "length", reasoning_content="hm"), "", "hm", "cut .*nothing but reasoning"),
+        ({**body("I am here."), "error": {"code": 0, "message": "ok"}}, "I am here.", "", ""),
+        (body(None, "length", reasoning_content="hm"), "", "hm", "cut .*words in its reasoning"),
         (body(None), "", "", "empty$"),
-        (body("", reasoning="hm"), "", "hm", "empty, .*nothing but reasoning"),
+        (body("", reasoning="hm"), "", "hm", "empty, .*words in its reasoning"),
     ],
 )
 def test_an_answer_is_read_from_all_its_places(response, text, thought, problem):
@@ -379,7 +382,7 @@ def test_a_proxy_that_cannot_be_used_is_one_line(name, monkeypatch):
         ([], body(None, "length", reasoning_content="hm"), "100.0 % of the replies cut", "hm"),
         ([], body("I am here, tell m", "length"), "100.0 % of the replies cut", ""),
         (["--think"], body("I am here.", reasoning_content="hm"), " 0.0 % malformed", "hm"),
-        (["--think"], body("I am here."), "most replies are malformed", "I am here."),
+        (["--think"], body("I am here."), "100.0 % malformed", "I am here."),
     ],
 )
 def test_a_policy_behind_a_server_that_thinks(flags, response, told, thoughts, tmp_path, capfd):
