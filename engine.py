@@ -122,8 +122,8 @@ class TorchEngine:
         device=None,
         dtype=None,
     ):
-        """The weights are a copy of the given model's. stop_id: what ends a reply, beside the ids at
-        which the model stops by itself. share: the weights are the given model's itself, for a
+        """The weights are a copy of the given model's. stop_id: what ends a reply, beside the ids
+        at which the model stops by itself. share: the weights are the given model's itself, for a
         caller who has loaded it for the engine alone. device, dtype: where the weights go, and in
         which type; None: as they are."""
         from transformers import AttentionInterface

@@ -71,7 +71,8 @@ class LoraLinear(nn.Linear):
 def add_adapters(model, rank, alpha, names=("policy",), seed=0):
     """Freeze `model`, in place, and give every linear layer of its blocks the adapters `names`, by
     `seed` the same on every rank. Returns their switch, with none in use. Raises BadInput if there
-    are no such layers, if one of them is smaller than `rank`, or if there are experts beside them."""
+    are no such layers, if one of them is smaller than `rank`, or if there are experts beside
+    them."""
     layers = [
         (parent, name, layer)
         for parent in blocks_of(model).modules()
@@ -93,8 +94,8 @@ def add_adapters(model, rank, alpha, names=("policy",), seed=0):
     matrices = {id(p) for p in blocks_of(model).parameters() if p.dim() > 1}
     if matrices - {id(layer.weight) for _, _, layer in layers}:
         raise BadInput(
-            f"--lora-rank {rank}: {type(model).__name__} is a mixture of experts, and adapters would "
-            "reach none of these; leave it out"
+            f"--lora-rank {rank}: {type(model).__name__} is a mixture of experts, and adapters "
+            "would reach none of these; leave it out"
         )
     model.requires_grad_(False)
     rng = torch.Generator().manual_seed(seed)

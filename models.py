@@ -90,9 +90,7 @@ class Models:
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
         # for ppo.py, which knows of ranks only these two
         self.reduce, self.world_size = all_reduce_sum, world_size()
-        self.start_dialogues = (
-            None  # those of `keep_start`, read at a resume, or when `kl_start` is first called
-        )
+        self.start_dialogues = None  # those of `keep_start`, read when `kl_start` is first called
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -111,9 +109,8 @@ class Models:
             self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
         )
         self.pad = self.tokenizer.pad_token_id or 0
-        self.context = (
-            model.config.get_text_config().max_position_embeddings
-        )  # tokens of a dialogue
+        # tokens of a dialogue
+        self.context = model.config.get_text_config().max_position_embeddings
 
         # 2. The engine, which copies weights that are still whole, or, vLLM, reads their directory.
         # From step 3 on each rank has only its shard of them.

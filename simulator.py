@@ -358,8 +358,8 @@ class Simulator:
         """Ask one question before anything is paid for, as in a dialogue and in its language, with
         an empty log: an old answer says nothing about the server of today. So a wrong key or model
         shows at once, and so does a model that cannot keep the form. A server is asked in each of
-        its formats, the strictest first: one is given up after three unreadable answers in a row. The
-        first that brings a readable one is printed, and kept to from then on.
+        its formats, the strictest first: one is given up after three unreadable answers in a row.
+        The first that brings a readable one is printed, and kept to from then on.
 
         Returns what was found out, {attribute of the model: value}, for other ranks. A scripted
         model needs no check. Raises SimulatorRefused, BadInput if no answer can be read, and

@@ -63,8 +63,8 @@ def read_json(path):
 
 
 def read_jsonl(path, containing=b""):
-    """Yield the lines of a JSONL file as (number, row, problem): `problem` says why a line cannot be
-    read, or is None. Empty lines are skipped, and so, unread, are lines without the bytes
+    """Yield the lines of a JSONL file as (number, row, problem): `problem` says why a line cannot
+    be read, or is None. Empty lines are skipped, and so, unread, are lines without the bytes
     `containing` (the empty bytes are in every line). Raises OSError.
 
     Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""

@@ -79,7 +79,7 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
         # A checkpoint needs only the stop ids. The rest may be what transformers reads but does not
         # write: a temperature beside do_sample false.
         model.generation_config = GenerationConfig(eos_token_id=stop_ids(directory) or None)
-        # Dropout stands in its configuration, and in its layers, which copied the numbers from there.
+        # dropout: in its configuration, and in its layers, which copied the numbers from there
         for part in (model.config, *model.modules()):
             if isinstance(part, torch.nn.Embedding):
                 # else that row would get no gradient, and it may be the stop token's
@@ -171,8 +171,8 @@ def check_model(model, tokenizer):
         raise BadModel(
             f"its layers do not attend to the whole dialogue ({others[0]}); not supported"
         )
-    # `Policy.forward` takes the logits of the output layer as they are; and a row must not depend on
-    # its neighbours, such as one that ends at the last position. (Both passes have the same shape,
+    # `Policy.forward` takes the logits of the output layer as they are; and a row must not depend
+    # on its neighbours, such as one that ends at the last position. (Both passes have the same shape,
     # so in bf16, too, all that differs is what the model makes of the positions.)
     ids = torch.arange(16).repeat(2, 1)
     positions = torch.stack([ids[0], ids[0] + context - 16])
@@ -242,8 +242,9 @@ class ChatFormat:
     Others write more in front of a past reply: `past_reply_prefix` (a newline in GLM-4).
 
     The pieces are encoded with the tokens that were added to the vocabulary, what people say
-    without: a user who types <|im_end|> or </think> has typed ten characters, or eight. Once they are cut, a dialogue of two turns is glued together from them
-    and compared with the template's own.
+    without: a user who types <|im_end|> or </think> has typed ten characters, or eight. Once they
+    are cut, a dialogue of two turns is glued together from them and compared with the template's
+    own.
 
     system_prompt: "" for none. think: whether replies begin with a thought. template_args: further
     arguments of the template, as {"enable_thinking": False}. stop_ids: the tokens at which the

@@ -190,7 +190,7 @@ def parts_of(rows):
 
 # evaluate.py writes the settings that it measures with into each line of a result file, under
 # "rlver"; in a row of `read_results` they are "made_by". These keys beside them are no settings of
-# an evaluation: "ended", "traits" and "cut" are of one dialogue, "held_out" follows from the policy and
+# an evaluation: "ended", "traits", "cut" are of one dialogue, "held_out" follows from the policy and
 # its users.
 NOT_COMPARED = {"ended", "traits", "cut", "held_out"}
 # The conditions in which scores compare, and how the policy replied.

@@ -232,8 +232,8 @@ class RunDir:
     # ---- checkpoints
 
     def save(self, state, write):
-        """Write a checkpoint of the last whole step, if there is one and it has none yet. Then remove
-        all but the newest two of those that this run wrote. Only the first rank writes.
+        """Write a checkpoint of the last whole step, if there is one and it has none yet. Then
+        remove all but the newest two of those that this run wrote. Only the first rank writes.
 
         state: what state.json will hold; write(directory): a function that writes everything else.
         Raises CannotWrite."""
@@ -256,8 +256,8 @@ class RunDir:
                     self.tell(f"warning: an old checkpoint was not removed: {one_line(error)}")
 
     def try_to_save(self, write, size):
-        """Write and remove a little checkpoint, and warn if the disk has no room for three of `size`
-        bytes: two are kept while the next one is written. So what cannot be saved shows before
+        """Write and remove a little checkpoint, and warn if the disk has no room for three of
+        `size` bytes: two are kept while the next one is written. So what cannot be saved shows before
         anything is paid for. write: as in `save`. Raises CannotWrite."""
         if not self.first:
             return

@@ -92,8 +92,8 @@ class ServerModel:
             )
         except Exception as error:  # of the HTTP library, which has many
             raise BadInput(
-                f"{url}: no connection can be made: {self.quote(error)} (what the "
-                "environment says of it: ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, NO_PROXY, SSL_CERT_FILE)"
+                f"{url}: no connection can be made: {self.quote(error)} (the environment may say "
+                "so in ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, NO_PROXY or SSL_CERT_FILE)"
             ) from None
 
     async def __call__(self, prompt, schema):
@@ -136,9 +136,9 @@ class ServerModel:
         raise SimulatorFailed(f"{self.url}: no answer in {TRIES} tries; {self.last_failure}")
 
     def gives_way(self, words, asked):
-        """Does a refusal in these words go away with another parameter than those that were `asked`?
-        Then the other one is sent from now on. After the first answer it is not: what is refused then may
-        be the words of a prompt."""
+        """Does a refusal in these words go away with another parameter than those that were
+        `asked`? Then the other one is sent from now on. After the first answer none is changed: what is
+        refused then may be the words of a prompt."""
         if self.limit not in asked or self.temperature != asked.get("temperature"):
             return True  # another call was quicker
         if self.has_answered:
@@ -351,7 +351,7 @@ class CallLog:
     calls: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
 
     def read(self, path):
-        """Read the answers of a log. A line that a killed run left half-written is cut off our own."""
+        """Read the answers of a log. Half a line that a killed run left is cut off, if it is ours."""
         if path == self.path:
             cut_unfinished_line(path)
         for _, row, _ in read_jsonl(path):
