@@ -182,8 +182,8 @@ KINDS = ("training", "evaluation")  # of rollouts; the index is a part of each d
 def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top to bottom
     """The whole loop: what the Settings `cfg` ask for, in the RunDir `run`. A run without a
     checkpoint begins with an evaluation, another where its newest checkpoint stands. Returns the
-    state. Raises BadInput or BadModel before config.json is written, SimulatorRefused or
-    TooManyLost from the first question on; later SelfCheckFailed and CannotWrite, too.
+    state. Raises BadInput, BadModel, TooManyLost or CannotWrite before config.json is written;
+    later SimulatorRefused, TooManyLost, SelfCheckFailed or CannotWrite.
 
     With many ranks each has its own dialogues, its own engine and a shard of the models. `state` is
     what a checkpoint keeps of the run: step, seconds, evaluations.
@@ -349,8 +349,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         state["seconds"]["simulator"] += run.clock.simulator - simulator_before
         state["seconds"]["update"] += synced - rolled_out
         batch = batch_metrics(all_episodes, cfg.think, cfg.algo)
-        sampled_here = sum(e.tokens_sampled for e in episodes)
-        sampled = ranks.all_reduce_sum(torch.tensor(sampled_here)).item()
+        sampled = torch.tensor(sum(e.tokens_sampled for e in episodes))
         row = {
             "step": step,
             **batch,
@@ -364,7 +363,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
             "ref_perplexity": models.reference and models.reference.take_perplexity(),
             # the training users' emotion, less the last score of the held-out ones
             "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
-            "tokens_sampled": sampled + counts["tokens_dropped"],
+            "tokens_sampled": ranks.all_reduce_sum(sampled).item() + counts["tokens_dropped"],
             "seconds": synced - began,
         }
         run.log_step(all_episodes, row)

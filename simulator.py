@@ -27,7 +27,13 @@ the user, which model plays it, and who is trained on and who is held out.
 Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
-from support.errors import BadInput, SimulatorFailed, TooManyLost, UnreadableAnswers
+from support.errors import (
+    BadInput,
+    SimulatorFailed,
+    SimulatorRefused,
+    TooManyLost,
+    UnreadableAnswers,
+)
 from support.files import digest, read_records, without_surrogates
 from support.metrics import INITIAL_EMOTION, Clock, emotion_level
 from support.servers import CallLog, ServerModel
@@ -358,11 +364,12 @@ class Simulator:
         """Ask one question before anything is paid for, as in a dialogue and in its language, with
         an empty log: an old answer says nothing about the server of today. So a wrong key or model
         shows at once, and so does a model that cannot keep the form. A server is asked in each of
-        its formats, the strictest first: one is given up after three unreadable answers in a row.
-        The first that brings a readable one is printed, and kept to from then on.
+        its formats, the strictest first: one is given up after a refusal (a gateway's 404 may mean
+        the form) or three unreadable answers in a row. The first that brings a readable one is
+        printed, and kept to from then on.
 
         Returns what was found out, {attribute of the model: value}, for other ranks. A scripted
-        model needs no check. Raises SimulatorRefused, BadInput if no answer can be read, and
+        model needs no check. Raises BadInput if it is refused or no answer can be read, and
         TooManyLost if there is none."""
         model, problems = self.model, {}
         if getattr(model, "is_scripted", False):
@@ -378,13 +385,13 @@ class Simulator:
                 print(fold(f"{self.name} is held to its form by {form}."))
                 found = {"format", "limit", "temperature"} & set(vars(model))
                 return {name: getattr(model, name) for name in found}
-            except UnreadableAnswers as error:
+            except (UnreadableAnswers, SimulatorRefused) as error:
                 problems[str(error)] = form  # once, where all forms have the same
             except SimulatorFailed as error:
                 raise TooManyLost(str(error)) from None
         raise BadInput(
             f"{self.name} refuses the prompts, or cannot keep the form that they ask for "
-            f"({'; '.join(problems)}); choose another model"
+            f"({'; '.join(problems)}); look at its key and its name, or choose another model"
         )
 
 

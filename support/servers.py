@@ -331,8 +331,9 @@ class LocalModel:
             )
         # key: names a dialogue whose tokens the engine keeps for its next turn. Here each call is
         # a prompt of its own, so there is nothing to keep.
-        max_tokens = min(left, MAX_ANSWER_TOKENS)
-        sampled, _ = await self.engine.generate(ids, max_tokens, self.rng, key=None)
+        sampled, _ = await self.engine.generate(
+            ids, min(left, MAX_ANSWER_TOKENS), self.rng, key=None
+        )
         has_ended = sampled[-1] in self.chat.stop_ids
         return self.chat.decode(sampled[:-1] if has_ended else sampled)
 
