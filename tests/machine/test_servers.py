@@ -427,6 +427,15 @@ def test_the_log_of_answers(tmp_path):
     assert log.answers == {line["key"]: line["answer"], "three": "3"}
 
 
+def test_half_a_line_is_cut_off_our_own_log_only(tmp_path):
+    """A resumed run reads the logs of all ranks, and whatever else is called so."""
+    notes = tmp_path / "calls-notes.jsonl"
+    notes.write_text('{"key": "one", "answer": "1"}\n{"key": "tw')
+    log = CallLog(tmp_path / "calls.jsonl")
+    log.read(notes)
+    assert log.answers == {"one": "1"} and notes.read_text().endswith('"tw')
+
+
 def test_equal_questions_are_paid_for_once(tmp_path):
     """Within a run, too, and at the same time: on resume the first answer of the log is the one that
     was used."""

@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    DbrxConfig,
+    DbrxForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from adapters import shared
 from agents import assert_close, random_episode
@@ -156,18 +163,24 @@ def test_what_is_made_again_is_made_with_the_same_adapters(tiny_model, batch):
 def test_what_cannot_be_adapted_is_refused(tiny_model):
     """GPT-2's layers are no nn.Linear, and neither are Mixtral's experts: adapters would reach a
     tenth of the model. A rank above a layer's own would be the whole layer twice over."""
-    mixtral = MixtralForCausalLM(
-        MixtralConfig(
+    small = dict(hidden_size=8, intermediate_size=16, num_hidden_layers=1, vocab_size=16)
+    heads = dict(num_attention_heads=2, num_key_value_heads=2)
+    mixtral = MixtralForCausalLM(MixtralConfig(**small, **heads))
+    ffn = dict(ffn_hidden_size=16, moe_num_experts=2, moe_top_k=1)
+    dbrx = DbrxForCausalLM(
+        DbrxConfig(
+            d_model=8,
+            n_heads=2,
+            n_layers=1,
+            max_seq_len=16,
             vocab_size=16,
-            hidden_size=8,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
+            attn_config=dict(kv_n_heads=2, rope_theta=1e4, clip_qkv=8.0),
+            ffn_config=ffn,
         )
     )
-    with pytest.raises(BadInput, match="MixtralForCausalLM is a mixture of experts"):
-        add_adapters(mixtral, 1, 1)
+    for model in (mixtral, dbrx):  # experts as one tensor of three dimensions, and of two
+        with pytest.raises(BadInput, match=f"{type(model).__name__} is a mixture of experts"):
+            add_adapters(model, 1, 1)
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=16, n_positions=8))
     with pytest.raises(BadInput, match="GPT2LMHeadModel has no linear layers"):
         add_adapters(gpt2, 1, 1)
