@@ -470,5 +470,5 @@ def load_local(path, temperature, flag="--simulator"):
     chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
     engine = TorchEngine(model, chat.stop_id, temperature, share=True)
     engine.check(f"{prefix}{path}: ")
-    context = engine.last_position + 1
-    return LocalModel(path, engine, chat, context, np.random.default_rng(0), temperature)
+    rng = np.random.default_rng(0)
+    return LocalModel(path, engine, chat, engine.last_position + 1, rng, temperature)

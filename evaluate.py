@@ -203,14 +203,15 @@ def find_weights(name, step):
         path = checkpoint_of_run(directory, step)
         # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
         # that the run started from.
-        weights = path if path.is_dir() else run_settings["model"]
+        weights = run_settings["model"]
         if path.is_dir():
             state_of(path)  # which refuses a part of a copy
+            weights = path
         return str(path), weights, run_settings, directory
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
-    if (directory / "trainer.pt").is_file():  # a checkpoint
-        run_settings = files.read_json(directory / "rlver.json")
+    run_settings = files.read_json(directory / "rlver.json")
+    if run_settings or (directory / "state.json").is_file():  # a checkpoint, or a copy of one
         if not run_settings:
             raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
         return name, directory, run_settings, directory.parent
@@ -233,13 +234,7 @@ def agents_in_process(weights, settings, is_toy):
     """A function seed -> Agent over weights that are loaded here, once and in the type of
     computing: by vLLM where that is installed and there is a GPU. Fills in settings["context"], the
     longest that the model allows, where nothing says it."""
-    from support.loading import (
-        ChatFormat,
-        directory_of,
-        load_to_sample,
-        load_tokenizer,
-        stop_ids,
-    )
+    from support.loading import ChatFormat, directory_of, load_to_sample, load_tokenizer, stop_ids
 
     import torch
 

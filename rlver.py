@@ -169,7 +169,9 @@ def row_of_dropped(error, user, agent=None):
         "profile_id": user.profile.id,
         "reason": reason,
         "unreadable": isinstance(error, errors.UnreadableAnswers),
-        "tokens": Episode("", 0, "", segments=agent.segments).tokens_sampled if agent else 0,
+        "tokens": sum(len(s.ids) for s in agent.segments if s.log_probs is not None)
+        if agent
+        else 0,
         "dialogue": user.dialogue,
     }
 
@@ -200,7 +202,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         vars(simulator.model).update(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.clock, run.runner)
     if checkpoint:
-        models.kl_start(run.start_file)  # a file that is missing shows here
+        models.start_dialogues = models.read_start(run.start_file)  # if it is whole
     run.try_to_save(models.write, models.checkpoint_bytes())
     state = run.begin(checkpoint, heldout)
     ranks.all_gather_list([])  # wait for all ranks
@@ -349,7 +351,8 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         state["seconds"]["simulator"] += run.clock.simulator - simulator_before
         state["seconds"]["update"] += synced - rolled_out
         batch = batch_metrics(all_episodes, cfg.think, cfg.algo)
-        sampled = torch.tensor(sum(e.tokens_sampled for e in episodes))
+        sampled = sum(e.tokens_sampled for e in episodes)
+        sampled = ranks.all_reduce_sum(torch.tensor(sampled)).item()
         row = {
             "step": step,
             **batch,
@@ -363,7 +366,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
             "ref_perplexity": models.reference and models.reference.take_perplexity(),
             # the training users' emotion, less the last score of the held-out ones
             "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
-            "tokens_sampled": ranks.all_reduce_sum(sampled).item() + counts["tokens_dropped"],
+            "tokens_sampled": sampled + counts["tokens_dropped"],
             "seconds": synced - began,
         }
         run.log_step(all_episodes, row)

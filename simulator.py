@@ -371,7 +371,7 @@ class Simulator:
         Returns what was found out, {attribute of the model: value}, for other ranks. A scripted
         model needs no check. Raises BadInput if it is refused or no answer can be read, and
         TooManyLost if there is none."""
-        model, problems = self.model, {}
+        model, problems = self.model, []
         if getattr(model, "is_scripted", False):
             return {}
         prompt, values = self.prompts["emotion"], self.example().values()
@@ -386,12 +386,14 @@ class Simulator:
                 found = {"format", "limit", "temperature"} & set(vars(model))
                 return {name: getattr(model, name) for name in found}
             except (UnreadableAnswers, SimulatorRefused) as error:
-                problems[str(error)] = form  # once, where all forms have the same
+                problems.append(str(error))
             except SimulatorFailed as error:
                 raise TooManyLost(str(error)) from None
+        # Each problem is told once: often all forms have the same.
         raise BadInput(
             f"{self.name} refuses the prompts, or cannot keep the form that they ask for "
-            f"({'; '.join(problems)}); look at its key and its name, or choose another model"
+            f"({'; '.join(dict.fromkeys(problems))}); look at its key and its name, or choose "
+            "another model"
         )
 
 

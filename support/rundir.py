@@ -294,7 +294,7 @@ class RunDir:
 
 # The checkpoint of a step is a directory with its number in six digits, whose state.json names that
 # step. Any other name is not the run's: a copy that somebody made is neither read nor removed.
-CHECKPOINT = "checkpoint-" + 6 * "[0-9]"
+CHECKPOINT = "checkpoint-[0-9][0-9][0-9][0-9][0-9][0-9]"
 
 
 def checkpoints(out):

@@ -137,8 +137,8 @@ class ServerModel:
 
     def gives_way(self, words, asked):
         """Does a refusal in these words go away with another parameter than those that were
-        `asked`? Then the other one is sent from now on. After the first answer none is changed: what is
-        refused then may be the words of a prompt."""
+        `asked`? Then the other one is sent from now on. After the first answer none is changed:
+        what is refused then may be the words of a prompt."""
         if self.limit not in asked or self.temperature != asked.get("temperature"):
             return True  # another call was quicker
         if self.has_answered:

@@ -77,17 +77,6 @@ LEGEND = (
 )
 
 
-def newest_state(out):
-    """The state of a run: its summary.json or, if that is not there yet, the state.json of its
-    newest checkpoint. Raises BadInput if there is neither."""
-    states = [path / "state.json" for path in checkpoints(out)[-1:]]
-    for path in [out / "summary.json", *states]:
-        state = read_json(path)
-        if state:
-            return state
-    raise BadInput(f"{out}: this run has not come to its first checkpoint")
-
-
 def column(rows, key):
     """A column of metrics.jsonl as an array, NaN where a step has no such number."""
     return np.array([row.get(key) for row in rows], dtype=float)
@@ -154,6 +143,17 @@ def dialogues_of_run(out, config, last_step):
 
 
 # ----------------------------------------------------------------------------------------- the page
+
+
+def newest_state(out):
+    """The state of a run: its summary.json or, if that is not there yet, the state.json of its
+    newest checkpoint. Raises BadInput if there is neither."""
+    states = [path / "state.json" for path in checkpoints(out)[-1:]]
+    for path in [out / "summary.json", *states]:
+        state = read_json(path)
+        if state:
+            return state
+    raise BadInput(f"{out}: this run has not come to its first checkpoint")
 
 
 def write_page(out):

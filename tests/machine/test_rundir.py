@@ -438,6 +438,8 @@ def test_a_part_of_a_checkpoint_is_not_measured(half, tmp_path, capfd):
     """Without its settings a policy that thinks would be measured as one that does not; and only of
     step 0, which is removed as the run goes on, the weights are those of the run's own model."""
     place = shutil.copytree(half / "checkpoint-000002", tmp_path / "copy")
+    (place / "trainer.pt").unlink()  # which nobody needs who wants to measure it
+    assert evaluate.find_weights(str(place), None)[2]["max_tokens"] == 6
     (place / "rlver.json").unlink()
     told = refuse(capfd, "--policy", place, "--limit", 1, main=evaluate.main)
     assert f"{place}/rlver.json: missing" in told
