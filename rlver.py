@@ -195,9 +195,9 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
     rundir.refuse_other_heldout(run.path, heldout)
     checkpoint = run.enter(ranks.all_gather_list)
-    # One question before anything is paid for: a wrong key or model shows at once.
+    # Three questions before anything is paid for: a wrong key or model shows at once.
     if cfg.simulator not in settings.SCRIPTED:
-        run.tell(f"asking {simulator.name}, the user's model, one question")
+        run.tell(f"asking {simulator.name}, the user's model, three questions")
         # the first rank finds out what the server takes, and tells the others
         vars(simulator.model).update(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.clock, run.runner)

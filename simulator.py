@@ -29,6 +29,7 @@ Be the assistant yourself, and see the analysis and the emotion:  python -m tool
 
 from support.errors import (
     BadInput,
+    BadModel,
     SimulatorFailed,
     SimulatorRefused,
     TooManyLost,
@@ -48,6 +49,7 @@ import json
 import random
 import re
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,10 +59,19 @@ from toy.words import NEEDS
 
 PROMPTS = Path(__file__).parent / "prompts"
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
-# What the friend has said before the question of `check`, in each language.
+CUT_RETRIES = 2  # how often a question is asked again whose answer the limit of tokens has cut
+# What the friend says in the questions of `check`, in each language, to the first person of
+# prompts/profiles: a kind reply that is to the point, and a cruel one.
 CHECK_REPLIES = {
-    "en": "I am here. Tell me a little more about it.",
-    "zh": "我在这儿呢，再跟我多说一点吧。",
+    "en": (
+        "I'd like to hear about that roof. Go through it with me, one side after the other, and "
+        "take your time. What is it that will not let you sleep?",
+        "Nobody cares about you or your roof. You are a ridiculous old woman, so stop moaning.",
+    ),
+    "zh": (
+        "八十六万，是该一样样称清楚。钱、理、情分、各人出过的力，你慢慢摆给我听，我陪你从头掂量。",
+        "没人想听你这点破事。为了几个臭钱跟自家人闹，你真不要脸，少来烦我。",
+    ),
 }
 # What a talk is for. The prompts' purpose_*.txt tell it to the model.
 PURPOSES = (
@@ -291,6 +302,7 @@ class Simulator:
         self.retries = retries
         self.log = log or CallLog()
         self.clock = clock or Clock()
+        self.tries = Counter()  # {attempt, from 0: how many questions were put in it}
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
         self.purposes = {
@@ -308,17 +320,19 @@ class Simulator:
         An answer that the log holds was paid for, and is not asked for again. Those of the log that
         cannot be read do not count as tries: a run that stopped because of them would stop again
         whenever it is resumed."""
-        asked, complaint, problem = 0, "", None
+        asked, cut, complaint, problem = 0, 0, "", None
         for attempt in itertools.count():
             code = code_of(template + complaint, values, attempt)
             prompt = fill(template + complaint, {**values, "code": code})
             key = self.key(prompt, dialogue, attempt)
             text = self.log.answers.get(key)
+            self.tries[attempt] += 1
             if text is None:
-                if asked > self.retries:
+                if asked > self.retries or cut > CUT_RETRIES:
                     raise UnreadableAnswers(f"{asked} answers could not be read: {problem}")
                 asked += 1
                 text = await self.call(prompt, schema, key)
+                cut += getattr(text, "cut", False)
             try:
                 return text, read_answer(text, schema, code if "code" in schema else None)
             except Unreadable as error:
@@ -353,46 +367,73 @@ class Simulator:
         self.log.write(key, text, time.perf_counter() - began)
         return text
 
+    def unlogged(self):
+        """The same Simulator with an empty log, for `check`: an old answer says nothing about the
+        model of today."""
+        other = copy.copy(self)
+        other.log = CallLog()
+        other.retries = 2  # a model that can keep the form has done so by then
+        return other
+
     def example(self):
-        """The user of the first question, in the run's language, who has heard one reply."""
+        """The user whom `check` asks about, in the run's language, before a reply."""
         profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
-        lines = {"me": profile.first_talk, "friend": CHECK_REPLIES[self.lang]}
-        dialogue = [{"speaker": speaker, "text": text} for speaker, text in lines.items()]
-        return User(self, profile, dialogue=dialogue)
+        return User(self, profile, dialogue=[{"speaker": "me", "text": profile.first_talk}])
 
     async def check(self):
-        """Ask one question before anything is paid for, as in a dialogue and in its language, with
-        an empty log: an old answer says nothing about the server of today. So a wrong key or model
-        shows at once, and so does a model that cannot keep the form. A server is asked in each of
-        its formats, the strictest first: one is given up after a refusal (a gateway's 404 may mean
-        the form) or three unreadable answers in a row. The first that brings a readable one is
-        printed, and kept to from then on.
+        """Ask three questions before anything is paid for, as in a dialogue and in its language:
+        what does a person feel at a kind reply, at a cruel one, and at the kind one again? One
+        warning tells of a model that does not tell them apart, or that feels something else the
+        second time. A scripted model needs no check.
 
-        Returns what was found out, {attribute of the model: value}, for other ranks. A scripted
-        model needs no check. Raises BadInput if it is refused or no answer can be read, and
-        TooManyLost if there is none."""
-        model, problems = self.model, []
-        if getattr(model, "is_scripted", False):
+        Returns what was found out, {attribute of the model: value}, for other ranks. Raises as
+        `check_form`."""
+        if getattr(self.model, "is_scripted", False):
             return {}
-        prompt, values = self.prompts["emotion"], self.example().values()
-        unlogged = copy.copy(self)
-        unlogged.log = CallLog()
-        unlogged.retries = 2  # a model that can keep the form has done so by then
+        kind, doubt = await self.check_form(), ""
+        kind_reply, cruel_reply = CHECK_REPLIES[self.lang]
+        try:
+            _, cruel = await self.unlogged().example().feel(cruel_reply)
+            _, again = await self.unlogged().example().feel(kind_reply)
+        except SimulatorFailed as error:
+            doubt = str(error)
+        else:
+            if cruel >= kind:
+                doubt = f"a kind reply moves its person by {kind:+d}, a cruel one by {cruel:+d}"
+            elif again != kind and getattr(self.model, "temperature", None) == 0:
+                doubt = (
+                    f"one reply moves its person by {kind:+d} and by {again:+d}, at temperature 0"
+                )
+        if doubt:
+            print(fold(f"warning: {self.name}: {doubt}. Is it fit? See python -m tools.fitness"))
+        found = {"format", "limit", "temperature", "most_tokens"} & set(vars(self.model))
+        return {name: getattr(self.model, name) for name in found}
+
+    async def check_form(self):
+        """The first question of `check`, for all who ask the model anything: so a wrong key or
+        model shows at once, and so does a model that cannot keep the form. A server is asked in
+        each of its formats, the strictest first: one is given up after a refusal (a gateway's 404
+        may mean the form) or three unreadable answers in a row. The first that brings a readable
+        one is printed, and kept to from then on.
+
+        Returns the change of emotion in the answer. Raises BadInput if the question is refused,
+        BadModel if no answer can be read, and TooManyLost if there is none."""
+        model, problems = self.model, []
         for form in getattr(model, "formats", ["the prompt"]):
             model.format = form
             try:
-                await unlogged.ask(prompt, values, EMOTION_SCHEMA)
+                _, change = await self.unlogged().example().feel(CHECK_REPLIES[self.lang][0])
                 print(fold(f"{self.name} is held to its form by {form}."))
-                found = {"format", "limit", "temperature"} & set(vars(model))
-                return {name: getattr(model, name) for name in found}
+                return change
             except (UnreadableAnswers, SimulatorRefused) as error:
-                problems.append(str(error))
+                problems.append(error)
             except SimulatorFailed as error:
                 raise TooManyLost(str(error)) from None
+        answered = any(type(problem) is UnreadableAnswers for problem in problems)
         # Each problem is told once: often all forms have the same.
-        raise BadInput(
+        raise (BadModel if answered else BadInput)(
             f"{self.name} refuses the prompts, or cannot keep the form that they ask for "
-            f"({'; '.join(dict.fromkeys(problems))}); look at its key and its name, or choose "
+            f"({'; '.join(dict.fromkeys(map(str, problems)))}); look at its key and its name, or choose "
             "another model"
         )
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from support.metrics import signs
 from support.results import recorded_dialogues
-from support.stats import spearman
+from support.stats import auc, spearman
 
 import asyncio
 import json
@@ -72,13 +72,6 @@ def separation():
         "means": [np.mean(changes[kind]) for kind in kinds],
         "auc": [[auc(changes[a], changes[b]) for b in kinds] for a in kinds],
     }
-
-
-def auc(a, b):
-    """The share of pairs of a number of `a` and one of `b` in which the first is larger; a tie
-    counts half."""
-    differences = np.subtract.outer(a, b)
-    return float(np.mean((differences > 0) + 0.5 * (differences == 0)))
 
 
 def agreement(count=1000):

@@ -24,7 +24,7 @@ class BadInput(RunError, ValueError):
 
 
 class BadModel(BadInput):
-    """A model directory that cannot be used."""
+    """A model that cannot be used."""
 
 
 class SimulatorFailed(RunError):

@@ -253,6 +253,18 @@ def need_is_lost(rows):
     return any(sum(steps[i : i + 10]) >= 5 for i in range(len(steps)))
 
 
+def groups_are_flat(rows, end):
+    """Did in three steps running no group have two different rewards, so that there was no
+    gradient? (A KL has one, and with deltas there may be one.) end: where all dialogues ended then,
+    "success" or "failure", or "elsewhere"."""
+    flat = []
+    for row in rows:
+        here = [name for name in ("success", "failure") if row.get(name) == 100] or ["elsewhere"]
+        no_gradient = row.get("zero_std_groups") == 1 and row.get("grad_norm") == 0
+        flat.append(no_gradient and here == [end])
+    return any(all(flat[i : i + 3]) for i in range(len(flat) - 2))
+
+
 def users_are_unreadable(rows):
     """Was more than one dialogue in a hundred dropped because of UnreadableAnswers? A policy that
     learns to bring this about loses no reward by it."""
@@ -262,6 +274,7 @@ def users_are_unreadable(rows):
     return unreadable > 0.01 * (episodes + dropped)
 
 
+FLAT = "no group had two different rewards in three steps, so its groups teach nothing: "
 # Faults of the training itself, which no curve of the reward would show. They are looked for once a
 # step, in numbers that are logged anyway: (name, condition over the rows so far, sentence).
 WARNINGS = (
@@ -292,6 +305,23 @@ WARNINGS = (
         need_is_lost,
         "whole groups fail alike, step after step, so nothing is learned from them: the policy has "
         "lost one of the users' needs",
+    ),
+    (
+        "flat at the top",
+        lambda rows: groups_are_flat(rows, "success"),
+        FLAT + "all dialogues end at 100, and these users have nothing more to teach",
+    ),
+    (
+        "flat at the bottom",
+        lambda rows: groups_are_flat(rows, "failure"),
+        FLAT + "all dialogues end at the bottom; take users who are easier to please, or a policy "
+        "that talks better",
+    ),
+    (
+        "flat",
+        lambda rows: groups_are_flat(rows, "elsewhere"),
+        FLAT + "they end between bottom and 100; does the user tell replies apart? python -m "
+        "tools.fitness measures that",
     ),
     (
         "unreadable",

@@ -32,23 +32,35 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-MAX_ANSWER_TOKENS = 4096
+# The most tokens of a user's answer: twice the longest readable one that was measured. A small model
+# may go on for ever inside of a string.
+MAX_ANSWER_TOKENS = 1000
+MAX_THINKING_TOKENS = 4096  # the same for a model that thinks before it answers
 CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all tries together
 TRIES = 8  # how often a question is asked whose response holds no answer: each may be paid for
 # What a response may have as its finish_reason where there is no answer: the server's fault, or the
 # words that were asked.
 FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
+CUT = "cut by the limit of tokens"
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
 
 
 class Answer(str):
-    """The text of a server's answer. (Other models answer with a plain str.)"""
+    """The text of an answer. (A script's is a plain str.)"""
 
     thought = ""  # reasoning that the server has taken out of the text
     cut = False  # was it ended by the limit of tokens?
     problem = ""  # why it cannot be read, if it is empty or cut
+    tokens = None  # how many it has, those of the thought too, where the model counts them
+
+    @property
+    def thinks(self):
+        """Did the model think before it answered? One that was cut within a thought did not get as
+        far as the answer, or the end of the thought."""
+        has_begun = self.lstrip().startswith(("{", "```"))
+        return bool(self.thought) or "</think>" in self or (self.cut and not has_begun)
 
 
 # ------------------------------------------------------------------------------ a model on a server
@@ -68,7 +80,8 @@ class ServerModel:
         format       the one of FORMATS for the form of an answer; only `Simulator.check` changes
                      it, because what refuses a prompt later may be its words
         limit        the name of the limit of tokens: gpt-5 has another
-        temperature  None where the model has one of its own and refuses any other"""
+        temperature  None where the model has one of its own and refuses any other
+        most_tokens  the limit itself: it is higher for a model that thinks"""
 
     formats = FORMATS
 
@@ -80,6 +93,7 @@ class ServerModel:
         self.name = name
         self.url = url
         self.format, self.limit, self.temperature = FORMATS[0], "max_tokens", temperature
+        self.most_tokens = MAX_ANSWER_TOKENS
         self.last_failure, self.has_answered = "", False
         self.key = read_key()
         try:
@@ -99,7 +113,11 @@ class ServerModel:
     async def __call__(self, prompt, schema):
         """The answer to a prompt."""
         messages = [{"role": "user", "content": prompt}]
-        return await self.chat(messages, MAX_ANSWER_TOKENS, **form_options(self.format, schema))
+        form = form_options(self.format, schema)
+        answer = await self.chat(messages, self.most_tokens, **form)
+        if answer.thinks:
+            self.most_tokens = MAX_THINKING_TOKENS
+        return answer
 
     async def chat(self, messages, max_tokens, **options):
         """One question, as an Answer. options: more of OpenAI's parameters. Raises SimulatorFailed,
@@ -212,9 +230,10 @@ def read_response(text):
     if not isinstance(message, dict) or not isinstance(content, str | list | None):
         return 200, None
     answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
+    answer.tokens = at(at(body, "usage"), "completion_tokens")
     answer.cut = ended in ("length", "max_tokens", "model_length")
     empty = "" if answer.strip() else "empty"
-    answer.problem = "cut by the limit of tokens" if answer.cut else empty
+    answer.problem = CUT if answer.cut else empty
     if answer.problem and answer.thought:
         answer.problem += ", with words in its reasoning"
     return 200, answer
@@ -319,6 +338,7 @@ class LocalModel:
     context: int  # the most tokens that prompt and answer may have together
     rng: object  # what the engine samples with
     temperature: float = 0.0
+    most_tokens: int = MAX_ANSWER_TOKENS  # as a ServerModel's
 
     async def __call__(self, prompt, schema=None):
         """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context."""
@@ -332,10 +352,15 @@ class LocalModel:
         # key: names a dialogue whose tokens the engine keeps for its next turn. Here each call is
         # a prompt of its own, so there is nothing to keep.
         sampled, _ = await self.engine.generate(
-            ids, min(left, MAX_ANSWER_TOKENS), self.rng, key=None
+            ids, min(left, self.most_tokens), self.rng, key=None
         )
         has_ended = sampled[-1] in self.chat.stop_ids
-        return self.chat.decode(sampled[:-1] if has_ended else sampled)
+        answer = Answer(self.chat.decode(sampled[:-1] if has_ended else sampled))
+        answer.tokens, answer.cut = len(sampled), not has_ended
+        answer.problem = CUT if answer.cut else ""
+        if answer.thinks:
+            self.most_tokens = MAX_THINKING_TOKENS
+        return answer
 
 
 # ---------------------------------------------------------------------------------- the log of calls
@@ -363,4 +388,5 @@ class CallLog:
         """Append one answer."""
         if self.path:
             self.answers[key] = text
-            append_line(self.path, {"key": key, "answer": text, "seconds": round(seconds, 4)})
+            row = {"key": key, "answer": text, "seconds": round(seconds, 4)}
+            append_line(self.path, row | {"tokens": getattr(text, "tokens", None)})

@@ -28,6 +28,13 @@ def spearman(x, y):
     return pearson(ranks(x), ranks(y))
 
 
+def auc(a, b):
+    """The share of pairs of a number of `a` and one of `b` in which the first is larger; a tie
+    counts half: 0.5 is chance."""
+    differences = np.subtract.outer(a, b)
+    return float(np.mean((differences > 0) + 0.5 * (differences == 0)))
+
+
 def ranks(values):
     """The rank of each value, counted from 1; equal values share the mean of their ranks."""
     _, positions, counts = np.unique(values, return_inverse=True, return_counts=True)

@@ -36,7 +36,7 @@ class Model:
 
     async def __call__(self, prompt, schema):
         answer = None
-        if not any(reply in prompt for reply in CHECK_REPLIES.values()):
+        if not any(reply in prompt for reply in sum(CHECK_REPLIES.values(), ())):
             self.prompts.append(prompt)
             answer = self.answer(prompt)
         elif "<hidden_theme>" in prompt:  # of somebody whom no script plays

@@ -107,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         server.active += 1
         server.most = max(server.most, server.active)
-        if not is_check(prompt):
+        if not check_change(prompt):
             server.prompts.append(prompt)
         if server.outage and server.calls == server.outage[0]:
             server.down_until = time.monotonic() + server.outage[1]
@@ -132,8 +132,8 @@ class Handler(BaseHTTPRequestHandler):
     def text_for(self, request, fault):
         """What the model says to a request."""
         server, prompt = self.server, request["messages"][0]["content"]
-        if is_check(prompt):
-            text = coded(prompt, feeling(1)).replace('"reason": "t", ', "")
+        if check := check_change(prompt):
+            text = coded(prompt, feeling(check)).replace('"reason": "t", ', "")
         elif fault == "garbage":
             return server.rng.choice(GARBAGE)
         elif server.answer:
@@ -187,9 +187,11 @@ def toy_people(directory):
     return ["--profiles", *map(str, files)]
 
 
-def is_check(prompt):
-    """Is it what a program asks first, before anything is paid for?"""
-    return CHECK_REPLIES["en"] in prompt
+def check_change(prompt):
+    """The change for what a program asks first, before anything is paid for; 0 for all else. Here a
+    kind reply lifts, and a cruel one does not."""
+    kind, cruel = CHECK_REPLIES["en"]
+    return (kind in prompt) - (cruel in prompt)
 
 
 def mild_answer(prompt):

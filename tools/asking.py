@@ -9,7 +9,7 @@ judge might have said. A judge sees no thoughts. tools/dialogues.py says what it
 
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest
-from support.servers import CallLog
+from support.servers import MAX_THINKING_TOKENS, CallLog
 from support.settings import SCRIPTED, not_negative
 
 import asyncio
@@ -55,6 +55,7 @@ class Judge(Simulator):
                 raise BadInput(f"--judge {args.judge}: openai:MODEL@URL or local:DIR is needed")
             how = {"temperature": args.temperature, "flag": "--judge"}
             model = simulator.make_simulator(args.judge, **how).model
+            model.most_tokens = MAX_THINKING_TOKENS  # its reasons may be long
             log = open_call_log("results/judge-calls.jsonl")
         super().__init__(model, args.lang, retries=RETRIES, concurrency=16, log=log)
 
@@ -64,11 +65,11 @@ class Judge(Simulator):
         return digest(self.model.name, self.model.temperature, prompt, repeat, attempt)
 
     async def ask_all(self, question, cases):
-        """Ask a Question about each of `cases`, of `make_cases`, after one question as a user's
-        `check`, which raises what that raises. Returns a row of --json for each call: what the case
+        """Ask a Question about each of `cases`, of `make_cases`, after a user's `check_form`,
+        which raises what that raises. Returns a row of --json for each call: what the case
         is about, what the answer depends on, and under "found" what was read, None where no answer
         could be. Raises BadInput if no answer about one of the files could be read."""
-        await self.check()
+        await self.check_form()
         path = simulator.PROMPTS / self.lang / "judge" / f"{question.name}.txt"
         template = path.read_text(encoding="utf-8").strip()
 

@@ -18,6 +18,7 @@ where it was and ends with the same file.
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
 from support.results import intention_of
+from support.servers import MAX_THINKING_TOKENS
 from support.settings import SCRIPTED, Parser, fraction, natural, positive
 
 import asyncio
@@ -159,7 +160,8 @@ async def write_users(drafts, simulator, lang):
     """Write persona, scene and first line into `drafts`, one user beside the other. Returns {id of
     a user that is missing: why}."""
     lost = {}
-    await simulator.check()
+    simulator.model.most_tokens = MAX_THINKING_TOKENS  # a story is longer than a user's answer
+    await simulator.check_form()
 
     async def write(draft):
         try:

@@ -25,7 +25,9 @@ from runs import ALGO, go, metrics, summary
 
 pytestmark = pytest.mark.usefixtures("moods")
 
-COPIES, STILL, ZERO, FOREIGN, LOST, UNREADABLE = (sentence for _, _, sentence in WARNINGS)
+COPIES, STILL, ZERO, FOREIGN, LOST, TOP, BOTTOM, FLAT, UNREADABLE = (
+    sentence for _, _, sentence in WARNINGS
+)
 
 
 def warned_of(rows):
@@ -129,7 +131,12 @@ STEP = dict(
         (dict(kl_start=0.0), 2, None),  # in bf16 the first, smallest steps may be rounded away
         (dict(grad_norm=0.0), 1, ZERO),
         (dict(grad_norm=0.0, zero_std_groups=None), 1, ZERO),
-        (dict(grad_norm=0.0, zero_std_groups=1.0), 9, None),  # no dialogue was better than another
+        # no dialogue was better than another, and nothing is learned: where do they all end?
+        (dict(grad_norm=0.0, zero_std_groups=1.0), 3, FLAT),
+        (dict(grad_norm=0.0, zero_std_groups=1.0, success=100.0), 3, TOP),
+        (dict(grad_norm=0.0, zero_std_groups=1.0, failure=100.0), 3, BOTTOM),
+        (dict(grad_norm=0.0, zero_std_groups=1.0), 2, None),
+        (dict(grad_norm=0.1, zero_std_groups=1.0), 9, None),  # a KL has a gradient of its own
         (dict(grad_norm=0.0, zero_std_groups=None, emotion_std=0.0), 9, None),
         (dict(tokens_trained=501), 1, FOREIGN),
         (dict(lost_groups=0.125, zero_std_groups=0.125), 5, LOST),

@@ -10,7 +10,7 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.rundir import open_run
-from support.servers import FORMATS, CallLog, ServerModel, json_schema
+from support.servers import FORMATS, MAX_ANSWER_TOKENS, CallLog, ServerModel, json_schema
 from support.settings import make_parser
 
 import asyncio
@@ -154,7 +154,7 @@ def test_what_is_refused_is_not_asked_twice(fault):
         with pytest.raises(error, match="content filter" if fault == "filter" else "no such words"):
             asyncio.run(model("Hello.", REPLY_SCHEMA))
         (request,) = asked
-        assert request["max_tokens"] == 4096 and request["temperature"] == 0
+        assert request["max_tokens"] == MAX_ANSWER_TOKENS and request["temperature"] == 0
         assert issubclass(PromptRefused, UnreadableAnswers)
         if error is PromptRefused:  # at the first question it is the server's matter
             with pytest.raises(BadInput, match="refuses the prompts"):
@@ -301,7 +301,7 @@ def test_the_check_tries_the_next_form_where_answers_cannot_be_read(reply, kept)
             assert asyncio.run(simulator.check())["format"] == kept == forms[-1]
             tries = 1 if reply is no_endpoint else 3
             stricter = FORMATS[: FORMATS.index(kept)]
-            assert forms == [form for form in stricter for _ in range(tries)] + [kept]
+            assert forms == [form for form in stricter for _ in range(tries)] + 3 * [kept]
         else:
             with pytest.raises(BadInput, match=kept):
                 asyncio.run(simulator.check())
@@ -320,7 +320,7 @@ def test_a_parameter_that_a_model_refuses_is_left_out(capsys):
         if "temperature" in request:
             refused.append("temperature")
             return failure(400, "'temperature' does not support 0 with this model.")
-        assert request["max_completion_tokens"] == 4096
+        assert request["max_completion_tokens"] == MAX_ANSWER_TOKENS
         return 200, {}, body("good")
 
     async def ask(model):
@@ -415,7 +415,7 @@ def test_the_log_of_answers(tmp_path):
     with Loopback() as server:
         said = asyncio.run(user_at(server, log=CallLog(path)).answer())
         (line,) = rows(path)
-        assert set(line) == {"key", "answer", "seconds"} and said[0] in line["answer"]
+        assert set(line) == {"key", "answer", "seconds", "tokens"} and said[0] in line["answer"]
         with open(path, "ab") as file:
             file.write('{"key": "two", "answer": "好'.encode()[:-1])
         log = CallLog(path)

@@ -17,6 +17,7 @@ from simulator import (
     EMOTION_SCHEMA,
     PLACEHOLDERS,
     PROMPTS,
+    PURPOSES,
     REPLY_SCHEMA,
     Unreadable,
     as_json,
@@ -44,6 +45,17 @@ def test_json_of_a_prompt_is_what_was_said():
         assert json.loads(as_json(text)) == text
         assert not set("\n<") & set(as_json(text))
     assert as_json("再见 😀") == '"再见 😀"' and json.loads(as_json([{"a": 1}])) == [{"a": 1}]
+
+
+@pytest.mark.parametrize("lang, difficulty", CHAINS)
+def test_no_prompt_shows_a_change_that_a_model_could_copy(lang, difficulty):
+    """A 1.5B answered every reply with 4, kind or cruel, because the prompt said "+4 is written as
+    4". So the scale, the bounds of a change and the five questions are all the numbers there are,
+    in what the prompt is filled with, too: what a talk is for."""
+    numbers = re.findall(r"[+-]?\d+", load_prompt("emotion", lang, difficulty))
+    assert set(numbers) == set("0 100 -10 10 1 2 3 4 5".split())
+    for purpose in PURPOSES:
+        assert not re.search(r"\d", load_prompt(f"purpose_{purpose}", lang, difficulty))
 
 
 FORGERIES = [

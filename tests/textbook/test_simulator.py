@@ -9,7 +9,15 @@ from support.errors import (
     TooManyLost,
     UnreadableAnswers,
 )
-from support.servers import MAX_ANSWER_TOKENS, LocalModel
+from support.files import read_jsonl
+from support.servers import (
+    CUT,
+    MAX_ANSWER_TOKENS,
+    MAX_THINKING_TOKENS,
+    Answer,
+    CallLog,
+    LocalModel,
+)
 
 import asyncio
 from types import SimpleNamespace
@@ -27,11 +35,13 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
     def check(model, lang="en"):
         asyncio.run(Simulator(model, lang, retries=4).check())
 
-    keeps, forgets = Model(), Model([feeling(3).replace("kqvt", "zzzz")])
+    forgets = Model([feeling(3).replace("kqvt", "zzzz")])
     for lang, name in (("en", "Maureen"), ("zh", "葛春生")):
+        keeps = Model()
         check(keeps, lang)
-        assert CHECK_REPLIES[lang] in keeps.prompts[-1] and name in keeps.prompts[-1]
-    assert len(keeps.prompts) == 2
+        kind, cruel = CHECK_REPLIES[lang]
+        for prompt, reply in zip(keeps.prompts, (kind, cruel, kind), strict=True):
+            assert f'"text": "{reply}"' in prompt and name in prompt
     with pytest.raises(BadInput, match="cannot keep the form"):
         check(forgets)
     assert len(forgets.prompts) == 3  # and not five
@@ -44,24 +54,95 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
             check(fails)
 
 
+@pytest.mark.parametrize(
+    "changes, temperature, doubt",
+    [
+        ((6, -8, 6), 0, None),
+        ((4, 4, 4), 0, "kind reply moves its person by +4, a cruel one by +4."),
+        ((-3, 2, -3), 0, "kind reply moves its person by -3, a cruel one by +2."),
+        ((6, -8, 5), 0, "one reply moves its person by +6 and by +5, at temperature 0."),
+        ((6, -8, 5), 1, None),  # a sample
+        ((6, None, 6), 0, "3 answers could not be read: not one JSON object"),
+    ],
+)
+def test_a_model_that_does_not_tell_kind_from_cruel_is_named_before_a_run(
+    changes, temperature, doubt, capsys
+):
+    """The first real model that was asked answered every reply with +4, and nothing said so. A
+    doubt is no end: the run is the user's decision. A log that knows the answers is not asked."""
+    answers = [[feeling(change)] if change is not None else ["Hm."] * 3 for change in changes]
+    model = Model(sum(answers, []))
+    model.temperature = temperature
+    found = asyncio.run(Simulator(model).check())
+    assert found["temperature"] == temperature
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("warning" in said) == ("python -m tools.fitness" in said) == bool(doubt)
+    assert doubt is None or doubt in said
+
+
+def cut(text):
+    """An answer that the limit of tokens has ended."""
+    answer = Answer(text)
+    answer.cut, answer.problem = True, CUT
+    return answer
+
+
+def test_an_answer_that_was_cut_is_asked_for_twice_more(tmp_path):
+    """A small model may go on for ever inside of a string. Each such answer costs the limit, so it
+    is not asked for as often as one that is unreadable otherwise; the log has what was said."""
+    prompts = []
+
+    async def rambles(prompt, schema):
+        prompts.append(prompt)
+        return cut('{"content": "and so on and so on')
+
+    log = CallLog(tmp_path / "calls.jsonl")
+    user = User(Simulator(rambles, log=log), toy_profiles("train", 1)[0])
+    with pytest.raises(UnreadableAnswers, match="3 answers could not be read: cut by the limit"):
+        asyncio.run(user.feel("Hello."))
+    assert [user.simulator.complaint in prompt for prompt in prompts] == [False, True, True]
+    logged = [row["answer"] for _, row, _ in read_jsonl(log.path)]
+    assert logged == ['{"content": "and so on and so on'] * 3
+
+
+@pytest.mark.parametrize(
+    "answer, thinks",
+    [
+        (Answer("{}"), False),
+        (Answer("```json {}```"), False),
+        (Answer("<think>hm</think>{}"), True),
+        (cut("<think>first I"), True),
+        (cut("First I"), True),  # a chat template may have opened the thought
+        (cut('{"content": "and so'), False),
+        (cut(""), True),
+    ],
+)
+def test_a_model_that_thinks_is_known_by_its_answer(answer, thinks):
+    """It has a limit of its own, because its thought counts, too."""
+    assert answer.thinks == thinks
+
+
 def test_a_model_in_this_process_has_what_is_left_of_its_context():
-    """For its answer, and 4,096 tokens at most. A prompt that leaves nothing is refused."""
+    """For its answer, and at most as many tokens as an answer may have; more once it was seen to
+    think. A prompt that leaves nothing is refused."""
     lengths = []
 
     class Engine:
         async def generate(self, ids, max_tokens, rng, key):
             lengths.append(max_tokens)
-            return [7, 0], None
+            return [7, 0] if max_tokens < 1000 else [7], None
 
     chat = SimpleNamespace(first_prompt=list, opening=[], stop_ids={0}, decode=str)
     for context in (10**6, 100, 3):
         model = LocalModel("small", Engine(), chat, context, rng=None)
         if context > 3:
-            assert asyncio.run(model("abc")) == "[7]"
+            for _ in range(2):
+                answer = asyncio.run(model("abc"))
+                assert answer == "[7]" and answer.cut == (context > 100)
         else:
             with pytest.raises(PromptRefused, match="3 tokens does not fit its context of 3"):
                 asyncio.run(model("abc"))
-    assert lengths == [MAX_ANSWER_TOKENS, 97]
+    assert lengths == [MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, 97, 97]
 
 
 def test_a_prompt_that_is_refused_costs_its_dialogue_once_the_model_was_checked():
