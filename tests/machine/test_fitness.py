@@ -38,7 +38,7 @@ MODELS = {
     "mostly 4": lambda prompt: 4 if len(reply_in(prompt)) % 10 else hears(prompt),
     "random": lambda prompt: random.randint(-10, 10),
     "upside down": lambda prompt: -hears(prompt),
-    "unsure": lambda prompt: guesses(prompt, 0.5),
+    "unsure": lambda prompt: guesses(prompt, 0.3),
 }
 
 
