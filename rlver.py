@@ -12,10 +12,10 @@
     6. evaluate     held-out users, before and after; and save checkpoints
 
 First come the dialogue and the rollout; then `train`, which is the whole loop. Flags, torchrun,
-files and printing are in support/, pictures in tools/report.py: a first reading may skip them.
+files, printing and pictures are in support/: a first reading may skip them.
 """
 
-from support import errors, ranks, rundir, settings
+from support import errors, ranks, report, rundir, settings
 from support.loading import return_freed_memory
 from support.metrics import INITIAL_EMOTION, batch_metrics, summarise
 from support.results import hidden_need
@@ -389,12 +389,9 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
 
 
 def draw_report(run):
-    """Draw the picture and the page of the run so far. (Imported here, because rlver.py depends on
-    no tool until it draws.)"""
+    """Draw the picture and the page of the run so far."""
     if run.first:
-        from tools.report import draw
-
-        draw(run.path)
+        report.draw(run.path, run.heldout)
 
 
 def interrupt(*_):

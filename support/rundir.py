@@ -131,7 +131,7 @@ class RunDir:
                 f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "
                 "--steps is the total"
             )
-        self.seconds_before = state["seconds"]["total"]
+        self.seconds_before, self.heldout = state["seconds"]["total"], heldout
         self.path.mkdir(parents=True, exist_ok=True)  # a node may have a disk of its own
         if self.calls.path:  # nothing is paid for twice, whichever rank asked it
             for path in self.path.glob("calls*.jsonl"):

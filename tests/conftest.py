@@ -88,7 +88,7 @@ def unclipped(monkeypatch):
 def no_pictures():
     """Runs draw no curves: that takes half the time of a run this small, and few tests look at
     them."""
-    from tools import report
+    from support import report
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "draw_curves", lambda *_: ([], ""))

@@ -8,7 +8,7 @@ reply decides how it feels (`mood`, and conftest.py's fixture `moods`); the prom
 answers, the clamp and the log are the real ones.
 """
 
-from support import rundir
+from support import report, rundir
 
 import itertools
 import json
@@ -20,7 +20,6 @@ import pytest
 
 import rlver
 from models import Models
-from tools import report
 from toy import world
 
 SMALL = (

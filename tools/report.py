@@ -1,207 +1,26 @@
-"""The page and the picture of a run. All numbers are those that its files hold: nothing is measured
-again, and no model is needed.
+"""tools/report.py - draw the page and the picture of a run again, or of one that is not over.
 
-    python -m tools.report runs/NAME             report.html and learning_curve.png, in runs/NAME
-
-What models and users say is hostile until shown to be harmless: a policy that learns to write
-"</script>" must not run code in the reader's browser. So jinja2 escapes every text, and the page
-forbids the browser to run scripts and to fetch anything (its Content-Security-Policy).
+python -m tools.report runs/NAME             report.html and learning_curve.png, in runs/NAME
 """
 
 from support.errors import BadInput
-from support.files import read_json, read_jsonl, write_file
-from support.metrics import scores_by, warnings_of
-from support.results import intention_of, metrics_of
-from support.rundir import checkpoints, scale_of_run
-from support.settings import Parser, scripted_notice
+from support.files import read_json
+from support.report import draw
+from support.settings import Parser
 
-import io
 import sys
 from pathlib import Path
 
-import numpy as np
-from tqdm import tqdm
-
 from simulator import users_of_run
 
-# jinja2 and matplotlib are imported where they are used: a run that lacks one of them goes on
-# without its report.
 
-TEMPLATE = Path(__file__).with_name("report.html.j2")
-MAX_USERS = 24  # whose dialogues are shown: three of each need, if the needs take turns
-
-# ------------------------------------------------------------------------------------------- curves
-
-ENDS = {"success": "success (100)", "failure": "failure (below 10)", "malformed": "malformed (0)"}
-SIGNS = {
-    "repeat_within": "said before to this user",
-    "repeat_across": "in another dialogue too",
-    "reward_talk": "speaks of its reward",
-}
-# (title, unit, {column of metrics.jsonl: its name beside others}, how to read it)
-PANELS = (
-    ("Final emotion", "0 to 100", {"emotion": ""}, "Where a dialogue ends."),
-    ("How dialogues end", "%", ENDS, "Success should climb, failure should fall."),
-    ("Zero-std groups", "share", {"zero_std_groups": ""}, "All rewards equal: no signal in GRPO."),
-    (
-        "Length of a reply",
-        "tokens",
-        {"reply_tokens": ""},
-        "A climb may be padding, a fall silence.",
-    ),
-    ("Entropy", "nats per token", {"entropy": ""}, "Near 0 the policy always says the same."),
-    ("KL within the update", "nats per token", {"kl": ""}, "Mostly above 0.003: lower --lr."),
-    ("KL from the start", "nats per token", {"kl_start": ""}, "A slow climb is learning."),
-    (
-        "Signs of reward hacking",
-        "share of replies",
-        SIGNS,
-        "A climb is a reason to read dialogues.",
-    ),
-    ("Distinct-2", "share of word pairs", {"distinct_2": ""}, "It falls as replies grow alike."),
-    ("Explained variance", "share", {"explained_variance": ""}, "Of the returns, by the critic."),
-)
-# Curves of one panel differ in colour and in dashes, for readers who do not tell red from green,
-# and on paper.
-LOOKS = (("#005ab5", "-"), ("#8c1515", "--"), ("#00805a", ":"))
-STYLE = {
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "report",  # the same files, the same page
-    "font.size": 8,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-}
-LEGEND = (
-    "Over the training steps. Thick: the mean of the last five; thin: single steps. Points: "
-    "held-out users, ± standard error."
-)
-
-
-def column(rows, key):
-    """A column of metrics.jsonl as an array, NaN where a step has no such number."""
-    return np.array([row.get(key) for row in rows], dtype=float)
-
-
-def draw_panel(axis, curves, rows, evaluations):
-    """Draw the curves of a panel; with the emotion the evaluations."""
-    steps = column(rows, "step")
-    for (key, label), (colour, dashes) in zip(curves.items(), LOOKS):
-        values = column(rows, key)
-        means = [np.mean(values[max(0, i - 4) : i + 1]) for i in range(len(values))]
-        axis.plot(steps, values, color=colour, linewidth=0.5)
-        axis.plot(steps, means, dashes, color=colour, label=label)
-    if "emotion" in curves:
-        at, scores, errors = (column(evaluations, key) for key in ("step", "score", "stderr"))
-        axis.errorbar(at, scores, np.nan_to_num(errors), fmt="ko", markersize=4)
-    axis.axhline(0, linewidth=0)  # so that every panel begins at 0
-    if len(curves) > 1:
-        axis.legend()
-
-
-def draw_curves(out, rows, evaluations):
-    """Write learning_curve.png. Returns (the panels that are drawn, the picture as SVG), for the
-    page. The figure is made without pyplot, which would keep it in memory."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    panels = [
-        panel
-        for panel in PANELS
-        if panel is PANELS[0] or any(np.nan_to_num(column(rows, key)).any() for key in panel[2])
-    ]
-    lines = -(-len(panels) // 3)  # rounded up
-    with rc_context(STYLE):
-        picture = Figure((13, 2.5 * lines + 0.5), layout="constrained")
-        picture.suptitle(f"{out.name}\n{LEGEND}")
-        for place, (title, unit, curves, _) in enumerate(panels, 1):
-            axis = picture.add_subplot(lines, 3, place, title=f"{title}, {unit}")
-            draw_panel(axis, curves, rows, evaluations)
-        picture.savefig(out / "learning_curve.png")
-        file = io.StringIO()
-        picture.savefig(file, format="svg", metadata={"Date": None})
-    svg = file.getvalue()
-    return panels, svg[svg.index("<svg") :]  # without the head of a file
-
-
-# ------------------------------------------------------------------------------------ what is shown
-
-
-def dialogues_of_run(out, config, last_step):
-    """{"before": dialogues with held-out users before training, "after": those of the last
-    evaluation}, each with what the page tells of its user."""
-    _, people = users_of_run(config["profiles"], config["eval_size"], config["simulator"])
-    profiles = {profile.id: profile for profile in people}
-    sides = {step: [] for step in (0, last_step)}
-    # most lines are dialogues of training: `containing` skips them unread
-    for _, row, _ in read_jsonl(out / "dialogues.jsonl", containing=b'"heldout"'):
-        if row and row["split"] == "heldout" and row["step"] in sides:
-            profile = profiles[row["profile_id"]]
-            intention, kind = intention_of(profile.task, profile.need)
-            user = {"intention": intention, "kind": kind, "player": profile.player}
-            sides[row["step"]].append({**row, **user})
-    return dict(zip(("before", "after"), sides.values()))
-
-
-# ----------------------------------------------------------------------------------------- the page
-
-
-def newest_state(out):
-    """The state of a run: its summary.json or, if that is not there yet, the state.json of its
-    newest checkpoint. Raises BadInput if there is neither."""
-    states = [path / "state.json" for path in checkpoints(out)[-1:]]
-    for path in [out / "summary.json", *states]:
-        state = read_json(path)
-        if state:
-            return state
-    raise BadInput(f"{out}: this run has not come to its first checkpoint")
-
-
-def write_page(out):
-    """Write the picture and the page of the run in `out`. Returns the page's path; raises
-    BadInput."""
-    from jinja2 import Template
-
-    config = read_json(out / "config.json")
+def draw_again(args):
+    """Draw the run that the flags name. Returns the exit code; raises BadInput."""
+    config = read_json(Path(args.path) / "config.json")
     if "algo" not in config:
-        raise BadInput(f"{out}: there is no run here (config.json is missing or unreadable)")
-    evaluations = newest_state(out)["evaluations"]
-    rows = metrics_of(out)
-    panels, svg = draw_curves(out, rows, evaluations)
-    sides = dialogues_of_run(out, config, evaluations[-1]["step"])
-    users, tables = {}, {"kind": [], "intention": []}
-    for side, dialogues in sides.items():
-        for dialogue in dialogues:
-            users.setdefault(dialogue["profile_id"], {})[side] = dialogue
-        scores = [100 * dialogue["reward"] for dialogue in dialogues]
-        for part, of_sides in tables.items():
-            of_sides.append(scores_by(part, dialogues, scores))
-    html = Template(TEMPLATE.read_text("utf-8"), autoescape=True, trim_blocks=True).render(
-        title=out.name,
-        settings=config,
-        scale=scale_of_run(config),
-        notice=scripted_notice(config["simulator"]),
-        steps=len(rows),
-        warnings=warnings_of(rows).values(),
-        panels=panels,
-        svg=svg,
-        evaluations=evaluations,
-        sides=sides,
-        users=list(users.values())[:MAX_USERS],
-        tables=tables,
-    )
-    page = out / "report.html"
-    write_file(page, html)
-    return page
-
-
-def draw(path):
-    """Write the report of a run, as far as it is. Returns the path of the page, or None: what
-    cannot be drawn is a line on the terminal, and never the end of a run."""
-    try:
-        return write_page(Path(path))
-    except Exception as error:
-        reason = error if isinstance(error, BadInput) else repr(error)
-        tqdm.write(f"the report could not be written: {reason}", file=sys.stderr)
+        raise BadInput(f"{args.path}: there is no run here (config.json is missing or unreadable)")
+    _, people = users_of_run(config["profiles"], config["eval_size"], config["simulator"])
+    return 0 if draw(args.path, people) else 2
 
 
 def main(argv=None):
@@ -211,7 +30,7 @@ def main(argv=None):
         description="Draw the page and the picture of a run, from its own files.",
     )
     parser.add_argument("path", help="directory of a run", metavar="RUN")
-    return parser.run(lambda args: 0 if draw(args.path) else 2, argv)
+    return parser.run(draw_again, argv)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""tools/report.py: what the page of a run holds, that nothing a model says
+"""support/report.py and tools/report.py: what the page of a run holds, that nothing a model says
 runs there, and that a damaged run is a line on the terminal."""
 
+from support import report
 from support.files import write_json
 from support.settings import resolve_settings
 
@@ -10,7 +11,7 @@ import re
 import pytest
 
 from simulator import toy_profiles
-from tools import report
+from tools.report import main
 
 # What a policy, or a user's model, might say. Each must come out as the text that it is.
 HOSTILE = (
@@ -60,7 +61,9 @@ def read(page):
 
 def test_the_page_of_a_run(run):
     """Numbers and words of the log, each word as a text. The picture beside it is one."""
-    html = read(report.draw(run))  # without a summary.json: the run is not over
+    html = read(
+        report.draw(run, toy_profiles("heldout", 1))
+    )  # without a summary.json: the run is not over
     assert html.count("&lt;script&gt;window.pwned = 1") == 18  # two sides of nine texts
     assert "21.1 ± 1.3 → 85.0 ± 1.4" in html
     assert "from 30, 3 replies" in html and "2 of 4 training steps" in html
@@ -68,7 +71,7 @@ def test_the_page_of_a_run(run):
     assert "KL within the update" in html and "Clipped" not in html and "never trained on" in html
     assert html.count("<svg") == 1
     write_json(run / "summary.json", {"evaluations": [BEFORE, {**AFTER, "score": 90.0}]})
-    assert "90.0 ± 1.4" in read(report.draw(run))
+    assert "90.0 ± 1.4" in read(report.draw(run, toy_profiles("heldout", 1)))
     assert (run / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -81,6 +84,7 @@ def test_a_damaged_run_is_one_line(run, name, capsys):
     if path.is_dir():
         path = path / "state.json"
     path.write_text(json.dumps(["heldout"]) + "\n")
-    assert report.draw(run) is None and report.main([str(run)]) == 2
+    assert report.draw(run, toy_profiles("heldout", 1)) is None and main([str(run)]) == 2
     error = capsys.readouterr().err
-    assert error.count("the report could not be written: ") == error.count("\n") == 2
+    told = error.count("the report could not be written: ") + error.count("there is no run here")
+    assert told == error.count("\n") == 2
