@@ -384,13 +384,13 @@ class Simulator:
         """Ask three questions before anything is paid for, as in a dialogue and in its language:
         what does a person feel at a kind reply, at a cruel one, and at the kind one again? One
         warning tells of a model that does not tell them apart, or that feels something else the
-        second time. A scripted model needs no check.
+        second time.
 
         Returns what was found out, {attribute of the model: value}, for other ranks. Raises as
         `check_form`."""
-        if getattr(self.model, "is_scripted", False):
-            return {}
         kind, doubt = await self.check_form(), ""
+        if kind is None:
+            return {}
         kind_reply, cruel_reply = CHECK_REPLIES[self.lang]
         try:
             _, cruel = await self.unlogged().example().feel(cruel_reply)
@@ -416,9 +416,12 @@ class Simulator:
         may mean the form) or three unreadable answers in a row. The first that brings a readable
         one is printed, and kept to from then on.
 
-        Returns the change of emotion in the answer. Raises BadInput if the question is refused,
+        Returns the change of emotion in the answer; None for a scripted model, which needs no
+        check. Raises BadInput if the question is refused,
         BadModel if no answer can be read, and TooManyLost if there is none."""
         model, problems = self.model, []
+        if getattr(model, "is_scripted", False):
+            return None
         for form in getattr(model, "formats", ["the prompt"]):
             model.format = form
             try:

@@ -118,8 +118,7 @@ async def put(row, simulator, emotion=None):
 async def put_all(rows, simulator):
     """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns]. Raises
     as `Simulator.check_form`."""
-    if simulator.name:  # a script's model has none, and needs no check
-        await simulator.check_form()
+    await simulator.check_form()
     every = max(1, len(rows) // ASKED_AGAIN)  # spread over persons and kinds
     emotions = {k: EMOTIONS[k // every % 5] for k in range(0, len(rows), every)[:ASKED_AGAIN]}
     calls = [put(row, simulator, emotions.get(k)) for k, row in enumerate(rows)]
