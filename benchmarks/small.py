@@ -13,7 +13,6 @@ from support.results import recorded_dialogues
 from support.stats import auc, spearman
 
 import asyncio
-import json
 import random
 import re
 
@@ -23,6 +22,7 @@ import numpy as np
 import simulator
 from policy import Reply
 from rlver import converse
+from tools.fitness import known_replies
 from toy import world
 from toy.feelings import feel
 from toy.words import ACTS
@@ -53,19 +53,15 @@ CONSTANTS = {
 
 
 def separation():
-    """How well the changes of emotion tell ten kinds of replies apart, by the 120 replies of
-    prompts/replies.jsonl that set no weight: {"kinds": [names], "means": [mean change of a kind],
+    """How well the changes of emotion tell ten kinds of replies apart, by the 120 replies to the
+    toy's people that set no weight: {"kinds": [names], "means": [mean change of a kind],
     "auc": [[AUC of two kinds]]}. The AUC of two kinds is the share of pairs in which the reply of
     the first lifts more, where a tie counts half: 0.5 is chance."""
-    people = {row["id"]: row for row in world.profiles("heldout")}
     changes = {}  # {kind: [change of each reply]}
-    for line in (ROOT / "prompts" / "replies.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if row["used"] == "test":
-            person = people[row["user"]]
-            scene = world.read_scene(person["scene"], person["task"])
-            change, _ = feel(row["reply"], scene, row["earlier"])
-            changes.setdefault(row["kind"], []).append(change)
+    for row in known_replies(is_scripted=True):
+        scene = world.read_scene(row["profile"].scene, row["profile"].task)
+        change, _ = feel(row["reply"], scene, row["earlier"])
+        changes.setdefault(row["kind"], []).append(change)
     kinds = sorted(changes, key=lambda kind: -np.mean(changes[kind]))
     return {
         "kinds": kinds,

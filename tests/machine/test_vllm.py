@@ -28,12 +28,14 @@ from policy import Policy, pack
 from ppo import logp_gap
 from runs import metrics, words
 from simulator import (
+    PROMPTS,
     REPLY_SCHEMA,
     Simulator,
     code_of,
     fill,
     read_answer,
 )
+from tools import fitness
 
 pytestmark = pytest.mark.skipif(
     not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install"
@@ -248,7 +250,7 @@ def smollm2_server(smollm2_dir):
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     command = f"{sys.executable} -m vllm.entrypoints.openai.api_server --served-model-name smollm2"
-    command += f" --port {port} --max-model-len 2048 --enforce-eager --model"
+    command += f" --port {port} --max-model-len 4096 --enforce-eager --model"
     env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
     server = subprocess.Popen([*command.split(), smollm2_dir], env=env)
     yield f"http://127.0.0.1:{port}/v1"
@@ -256,9 +258,10 @@ def smollm2_server(smollm2_dir):
     server.wait()
 
 
-def test_a_small_model_keeps_the_form_where_a_server_enforces_it(smollm2_server, monkeypatch):
+def test_a_small_model_keeps_the_form_and_is_unfit(smollm2_server, tmp_path, monkeypatch, capfd):
     """SmolLM2 is too small to play a user, and yet its answer is the whole object that f_reply asks
-    for, in 300 tokens. Only its code may be wrong."""
+    for, in 300 tokens, because the server enforces it. But it cannot copy the code: so a run ends
+    before it has begun, with one line, and the tool that measures models says that it is unfit."""
     monkeypatch.setattr("support.servers.MAX_ANSWER_TOKENS", 300)
     model = ServerModel("smollm2", smollm2_server)
     user = Simulator(model).example()
@@ -267,3 +270,12 @@ def test_a_small_model_keeps_the_form_where_a_server_enforces_it(smollm2_server,
     text = asyncio.run(model(prompt, REPLY_SCHEMA))
     assert model.format == "json_schema" and not text.cut
     assert list(read_answer(text, REPLY_SCHEMA)) == list(REPLY_SCHEMA)
+    monkeypatch.chdir(tmp_path)
+    plays = ["--simulator", f"openai:smollm2@{smollm2_server}"]
+    files = [str(PROMPTS / "profiles" / f"en_{split}.jsonl") for split in ("train", "test")]
+    assert rlver.main([*plays, "--profiles", *files, "--out", "run"]) == 2
+    said = capfd.readouterr().err
+    assert "another code than that of the prompt" in said and "Traceback" not in said
+    assert not (tmp_path / "run").exists()
+    assert fitness.main([*plays, "--replies", "10"]) == 1
+    assert "verdict: unfit" in capfd.readouterr().out
