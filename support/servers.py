@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 # The most tokens of a user's answer: twice the longest readable one that was measured. A small model
 # may go on for ever inside of a string.
-MAX_ANSWER_TOKENS = 1000
+MAX_ANSWER_TOKENS = 800
 MAX_THINKING_TOKENS = 4096  # the same for a model that thinks before it answers
 CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all tries together
 TRIES = 8  # how often a question is asked whose response holds no answer: each may be paid for

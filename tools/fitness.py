@@ -217,9 +217,8 @@ def examine(args):
     """Measure what the flags ask for, and print it. Returns the exit code: 1 for an unfit model."""
     is_scripted = args.simulator in SCRIPTED
     rows, calls = known_replies(is_scripted)[: args.replies], []
-    simulator = make_simulator(
-        args.simulator, args.lang, args.difficulty, timeout=CALL_TIMEOUT, retries=1
-    )
+    how = {"concurrency": 16, "timeout": CALL_TIMEOUT, "retries": 1}
+    simulator = make_simulator(args.simulator, args.lang, args.difficulty, **how)
     if not is_scripted:
         who = re.sub(r"\W+", "-", f"{user_label(args.simulator)} {args.difficulty} {args.lang}")
         simulator.log = open_call_log(f"results/fitness-{who}.jsonl")
