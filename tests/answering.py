@@ -27,8 +27,8 @@ def feeling(change, target="t", activity="a", analysis="x"):
 
 def saying(line, goodbye=False):
     """An answer of f_reply."""
-    answer = {"thinking": "t", "origin": "o", "revision": "r", "code": CODE}
-    return json.dumps({**answer, "goodbye": goodbye, "response": line})
+    answer = {"thinking": "t", "origin": "o", "revision": "r", "response": line}
+    return json.dumps({**answer, "code": CODE, "goodbye": goodbye})
 
 
 def coded(prompt, answer):

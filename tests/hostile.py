@@ -204,7 +204,7 @@ def main():
     counts, wrong = Counter(), []
     for kind in SCHEMAS:
         for (name, model), reply in product(models(kind).items(), REPLIES):
-            result = outcome(kind, model(reply), name.startswith(("goes on", "stops")))
+            result = outcome(kind, model(reply), name.startswith("goes on"))
             counts[result] += 1
             if result == "moved":
                 wrong.append((kind, name, reply))

@@ -322,9 +322,9 @@ class ScriptedModel:
             "thinking": f"my state is {level}, so that is how I sound.",
             "origin": line,
             "revision": "nothing to change.",
+            "response": line,
             "code": code,
             "goodbye": level == "Emotion-F",
-            "response": line,
         }
         return json.dumps(answer, indent=1)
 

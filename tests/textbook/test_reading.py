@@ -139,10 +139,11 @@ def test_an_answer_without_one_of_its_keys_is_refused():
             twice = f'{{"{key}": {json.dumps(asked[key])}, {json.dumps(asked)[1:]}'
             assert refused(twice, schema)
     assert refused(json.dumps([asked]), REPLY_SCHEMA) and refused("", REPLY_SCHEMA)
+    assert refused(f"{feeling(4)} or {feeling(-4)}") and refused(f"It is {feeling(4)}")
 
 
-def test_a_line_is_not_blank_and_is_the_last():
-    """A key behind it may be a reply's: `", "more": "`, quoted without escaping, ends the line."""
+def test_a_line_is_not_blank_and_no_other_key_stands_behind_it():
+    """Such a key may be a reply's: `", "more": "`, quoted without escaping, ends the line."""
     assert refused(saying(" \n"), REPLY_SCHEMA)
     text = saying("You said QUOTE. Why?")
     assert refused(text.replace("QUOTE", '", "more": "'), REPLY_SCHEMA)

@@ -130,7 +130,7 @@ def test_a_model_in_this_process_has_what_is_left_of_its_context():
     class Engine:
         async def generate(self, ids, max_tokens, rng, key):
             lengths.append(max_tokens)
-            return [7, 0] if max_tokens < 1000 else [7], None
+            return [7, 0] if max_tokens < 100 else [7], None
 
     chat = SimpleNamespace(first_prompt=list, opening=[], stop_ids={0}, decode=str)
     for context in (10**6, 100, 3):
