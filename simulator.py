@@ -281,7 +281,7 @@ def code_of(template, values, attempt=0):
 
 class Simulator:
     """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock.
-    `ask` puts a question; `check` asks one before the first dialogue."""
+    `ask` puts a question; `check` asks three before the first dialogue."""
 
     def __init__(
         self,
@@ -370,8 +370,8 @@ class Simulator:
         return text
 
     def unlogged(self):
-        """The same Simulator with an empty log, for `check`: an old answer says nothing about the
-        model of today."""
+        """The same Simulator with an empty log: an old answer says nothing about the model of
+        today."""
         other = copy.copy(self)
         other.log = CallLog()
         other.retries = 2  # a model that can keep the form has done so by then
@@ -389,7 +389,7 @@ class Simulator:
         second time.
 
         Returns what was found out, {attribute of the model: value}, for other ranks. Raises as
-        `check_form`."""
+        `check_form`, and SimulatorRefused."""
         kind, doubt = await self.check_form(), ""
         if kind is None:
             return {}
@@ -397,8 +397,10 @@ class Simulator:
         try:
             _, cruel = await self.unlogged().example().feel(cruel_reply)
             _, again = await self.unlogged().example().feel(kind_reply)
-        except SimulatorFailed as error:
+        except UnreadableAnswers as error:
             doubt = str(error)
+        except SimulatorFailed as error:
+            raise TooManyLost(str(error)) from None
         else:
             if cruel >= kind:
                 doubt = f"a kind reply moves its person by {kind:+d}, a cruel one by {cruel:+d}"

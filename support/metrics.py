@@ -274,7 +274,7 @@ def users_are_unreadable(rows):
     return unreadable > 0.01 * (episodes + dropped)
 
 
-FLAT = "no group had two different rewards in three steps, so its groups teach nothing: "
+FLAT = "for three steps no group had two different rewards, so nothing was learned: "
 # Faults of the training itself, which no curve of the reward would show. They are looked for once a
 # step, in numbers that are logged anyway: (name, condition over the rows so far, sentence).
 WARNINGS = (
@@ -314,14 +314,15 @@ WARNINGS = (
     (
         "flat at the bottom",
         lambda rows: groups_are_flat(rows, "failure"),
-        FLAT + "all dialogues end at the bottom; take users who are easier to please, or a policy "
-        "that talks better",
+        FLAT
+        + "all dialogues end at the bottom; read some: are the replies malformed, or are these "
+        "users too hard to please?",
     ),
     (
         "flat",
         lambda rows: groups_are_flat(rows, "elsewhere"),
-        FLAT + "they end between bottom and 100; does the user tell replies apart? python -m "
-        "tools.fitness measures that",
+        FLAT + "not all dialogues end at 100, nor all at the bottom; does the user tell replies "
+        "apart? python -m tools.fitness measures that",
     ),
     (
         "unreadable",

@@ -77,6 +77,7 @@ class RunDir:
     path, cfg     the directory; Settings
     runner        the asyncio.Runner in which all dialogues are held
     clock, calls  the seconds in which only the user's model is at work; the log of its calls
+    heldout       the profiles of the held-out users, from `begin` on
     start_file    holds a few dialogues of the starting policy, to measure the KL from it
     """
 

@@ -60,7 +60,7 @@ class Answer(str):
         """Did the model think before it answered? One that was cut within a thought did not get as
         far as the answer, or the end of the thought."""
         has_begun = self.lstrip().startswith(("{", "```"))
-        return bool(self.thought) or "</think>" in self or (self.cut and not has_begun)
+        return bool(self.thought) or (not has_begun and (self.cut or "</think>" in self))
 
 
 # ------------------------------------------------------------------------------ a model on a server

@@ -35,7 +35,7 @@ class Loopback(ThreadingHTTPServer):
     cut without an answer. formats: what it takes as response_format; "text" stands for none, and
     the rest is refused. answer: a function of the prompt, instead of the scripted model; in place
     of answering.CODE its text gets the prompt's code. reply: a function of the request that returns
-    (status, headers, body), instead of everything. The first question of a program, its check, is
+    (status, headers, body), instead of everything. What a program asks first, its check, is
     answered as it should be, and not counted.
 
     At the end of its `with` it raises AssertionError if a request asked for its form wrongly."""

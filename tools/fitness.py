@@ -13,10 +13,11 @@ again? When do people leave, and do their lines keep to their part?
 The replies are those of prompts/replies.jsonl that are not marked "weights": ten to each of six
 people of prompts/profiles/en_test.jsonl, then ten to each of twelve of the toy's, the only ones
 whom a scripted user can play. All of them are English; --lang zh puts the questions in Chinese. The
-answers are kept in results/, so what was stopped goes on where it was.
+answers are kept in results/, so what was stopped goes on where it was; only the questions that are
+put a second time are always asked.
 """
 
-from support.errors import BadModel, SimulatorFailed, UnreadableAnswers
+from support.errors import BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
 from support.files import read_jsonl
 from support.metrics import INITIAL_EMOTION, emotion_level, words_of
 from support.servers import CALL_TIMEOUT
@@ -29,11 +30,11 @@ import dataclasses
 import re
 import sys
 from collections import Counter, defaultdict
+from itertools import product
 
 import numpy as np
 from tqdm.asyncio import tqdm
 
-from evaluate import user_label
 from simulator import PROMPTS, User, load_profiles, make_simulator, toy_profiles
 from tools.asking import open_call_log
 from tools.dialogues import show_table, tool_parser, write_outputs
@@ -49,21 +50,16 @@ READABLE = (0.80, 0.95)  # the share of questions whose first answer can be read
 COMMONEST = (0.80, 0.50)  # the share of the commonest change
 LOWER_END = (0.50, 0.75)  # of the interval of the AUC
 READING = (
-    "read: one whole JSON object with the right code. low, high: 95 % interval over people. Unfit: "
-    "less than 0.80 read, or more than 0.80 one change, or an AUC whose interval holds 0.50 "
-    "(chance). Fit: from 0.95 read, at most 0.50 one change, and a lower end from 0.75 on."
-)
-ORDER = (
-    "change: the mean. Then: in how many of 100 pairs the reply lifts its person more than one of "
-    "the kind above, with the interval."
+    "read: one whole JSON object with the right code. low, high: 95 % interval over people. AUC: how "
+    "often a reply of the first kind moves its person further up; 0.50 is chance. Unfit: less than "
+    "0.80 read, or more than 0.80 one change, or a lower end of the last line that is 0.50 or less. "
+    "Fit: from 0.95 read, up to 0.50 one change, and from 0.75."
 )
 ASKED_AGAIN = 20  # for how many replies the change is asked again, and the next line
 EMOTIONS = (5, 25, 55, 85, 100)  # in which the next lines are said: one of each level
-# names in the table
-READ, FAILED = "questions read at the first try", "questions that failed"
 LINES = (
     "the same change again",
-    "lines that repeat the friend's",
+    "lines that repeat the friend's words",
     "lines that speak as the friend",
     *(f"leaves at {emotion_level(emotion)}" for emotion in EMOTIONS),
 )
@@ -89,38 +85,58 @@ def known_replies(is_scripted):
     return [row for row in rows if row["used"] == "test" or not is_scripted]
 
 
+async def ask(user, asking):
+    """Await a question that `user` puts, a coroutine. Returns (the answer, or None; "read",
+    "unreadable" at the first try, or "failed": refused, or not answered)."""
+    user.simulator = copy.copy(user.simulator)
+    user.simulator.tries = Counter()  # of this question alone
+    try:
+        answer = await asking
+    except SimulatorFailed as error:
+        return None, "unreadable" if type(error) is UnreadableAnswers else "failed"
+    return answer, "unreadable" if user.simulator.tries[1] else "read"
+
+
 async def put(row, simulator, emotion=None):
     """Put the reply of a row to its user. With an `emotion` it is put once more, past the log, and
     the user's next line is asked for, said in this emotion. Returns what was found, {name in the
     table: value}, as far as there were answers."""
     said = [("me", row["line"]), *[("friend", text) for text in row["earlier"]]]
     dialogue = [{"speaker": speaker, "text": text} for speaker, text in said]
-    own, start = copy.copy(simulator), INITIAL_EMOTION["training"]
-    own.tries = Counter()  # of these questions alone
-    user = User(own, row["profile"], start, f"fitness {row['reply']}", dialogue)
-    twin = dataclasses.replace(user.copy(), simulator=own.unlogged())
-    found = {key: row[key] for key in ("user", "kind", "reply")} | {FAILED: 0}
-    try:
-        _, found["change"] = await user.feel(row["reply"])
-        if emotion is not None:
-            _, again = await twin.feel(row["reply"])
-            found["the same change again"] = again == found["change"]
-            user.emotion = emotion
-            found["line"], found[f"leaves at {emotion_level(emotion)}"] = await user.answer()
+    start, name = INITIAL_EMOTION["training"], f"fitness {row['reply']}"
+    user = User(simulator, row["profile"], start, name, dialogue)
+    twin = dataclasses.replace(user.copy(), simulator=simulator.unlogged())
+    felt, outcome = await ask(user, user.feel(row["reply"]))
+    found = {"user": row["user"], "kind": row["kind"], "reply": row["reply"]}
+    found["outcomes"] = [outcome]
+    if not felt:
+        return found
+    _, found["change"] = felt
+    if emotion is None:
+        return found
+    again, outcome = await ask(twin, twin.feel(row["reply"]))
+    found["outcomes"].append(outcome)
+    if again:
+        found["the same change again"] = again[1] == found["change"]
+    user.emotion = emotion
+    spoken, outcome = await ask(user, user.answer())
+    found["outcomes"].append(outcome)
+    if spoken:
+        found["line"], found[f"leaves at {emotion_level(emotion)}"] = spoken
+        if simulator.lang == "en":
             told = [*row["earlier"], row["reply"]]
-            found["lines that repeat the friend's"] = repeats(found["line"], told)
+            found["lines that repeat the friend's words"] = repeats(found["line"], told)
             found["lines that speak as the friend"] = speaks_as_friend(found["line"], row)
-    except SimulatorFailed as error:
-        found[FAILED] = not isinstance(error, UnreadableAnswers)
-    return found | {"questions": own.tries[0], READ: own.tries[0] - own.tries[1] - found[FAILED]}
+    return found
 
 
 async def put_all(rows, simulator):
     """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns]. Raises
     as `Simulator.check_form`."""
     await simulator.check_form()
-    every = max(1, len(rows) // ASKED_AGAIN)  # spread over persons and kinds
-    emotions = {k: EMOTIONS[k // every % 5] for k in range(0, len(rows), every)[:ASKED_AGAIN]}
+    count = min(ASKED_AGAIN, len(rows))
+    # spread over persons and kinds; the second ten meet the levels shifted by one
+    emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
     calls = [put(row, simulator, emotions.get(k)) for k, row in enumerate(rows)]
     return await tqdm.gather(*calls, desc="replies", leave=False)
 
@@ -167,7 +183,7 @@ def verdict(readable, commonest, low):
     if commonest > COMMONEST[1]:
         lacking["it gives one number whatever is said"] = commonest > COMMONEST[0]
     if low is None:
-        lacking["an interval needs five people, --replies 50"] = False
+        lacking["five people must have answered for an interval, --replies 50"] = False
     elif low < LOWER_END[1]:
         lacking["what should lift lifts too little above the rest"] = low <= LOWER_END[0]
     grade = "unfit" if any(lacking.values()) else "weak" if lacking else "fit"
@@ -180,37 +196,39 @@ def mean(rows, name):
     return [float(np.mean(values)) if values else None, None, None, len(values)]
 
 
-# ---------------------------------------------------------------------------------------- the tables
+# ----------------------------------------------------------------------------------------- the table
 
 
-def show(found, calls):
-    """Print the tables and the verdict. found: of `put_all`; calls: the rows of its log. Returns
-    what --json asks for."""
+def show(found, calls, who):
+    """Print the table and the verdict. found: of `put_all`; calls: the rows of its log; who: the
+    table's title. Returns what --json asks for. Raises TooManyLost if more than a fifth failed."""
+    outcomes = Counter(outcome for row in found for outcome in row["outcomes"])
     changes = Counter(row["change"] for row in found if "change" in row)
     [(commonest, count)] = changes.most_common(1) or [(0, 0)]
-    n, questions = changes.total(), sum(row["questions"] for row in found)
-    readable, share = sum(row[READ] for row in found) / questions, count / max(1, n)
+    n, failed = changes.total(), outcomes["failed"]
+    answered = outcomes.total() - failed
+    readable, share = outcomes["read"] / max(1, answered), count / max(1, n)
     pooled = auc_between(found, LIFTING, NOT_LIFTING)
-    user = {
-        READ: [readable, None, None, questions],
-        FAILED: [sum(row[FAILED] for row in found) / questions, None, None, questions],
+    table = {
+        "questions that failed": [failed / outcomes.total(), None, None, outcomes.total()],
+        "answers read at the first try": [readable, None, None, answered],
         **{f"{name} a call": mean(calls, name) for name in ("seconds", "tokens")},
         "different changes": [len(changes), None, None, n],
         f"changes that are {commonest:+d}, the commonest": [share, None, None, n],
-        "lifting above others (AUC)": pooled,
         **{name: mean(found, name) for name in LINES},
     }
-    show_table("the user", ["value", "low", "high", "n"], user, READING)
-    order = {}
     for kind in dict.fromkeys(row["kind"] for row in found):
-        order[kind] = mean([row for row in found if row["kind"] == kind], "change")[:1]
-        for other in NOT_LIFTING if kind in LIFTING else ():
-            value, low, high, _ = auc_between(found, [kind], [other])
-            order[kind].append(low and f"{100 * value:.0f} {100 * low:.0f}-{100 * high:.0f}")
-    show_table("the order of replies", ["change", *NOT_LIFTING], order, ORDER)
+        heard = [row for row in found if row["kind"] == kind]
+        table[f"change, {kind}"] = mean(heard, "change")
+    for good, bad in product(LIFTING, NOT_LIFTING):
+        table[f"AUC, {good} over {bad}"] = auc_between(found, [good], [bad])
+    table["AUC, all that lift over all that do not"] = pooled
+    show_table(who, ["value", "low", "high", "n"], table, READING)
+    if failed > outcomes.total() / 5:
+        raise TooManyLost("more than a fifth of the questions failed; give the same command again")
     grade, lacking = verdict(readable, share, pooled[1])
     print("\n" + fold(f"verdict: {grade}{lacking and ': '}{lacking}"))
-    return {"user": user, "order": order, "verdict": grade, "lacking": lacking, "found": found}
+    return {"table": table, "verdict": grade, "lacking": lacking, "found": found}
 
 
 def examine(args):
@@ -219,20 +237,20 @@ def examine(args):
     rows, calls = known_replies(is_scripted)[: args.replies], []
     how = {"concurrency": 16, "timeout": CALL_TIMEOUT, "retries": 1}
     simulator = make_simulator(args.simulator, args.lang, args.difficulty, **how)
+    who = f"{args.simulator} {args.difficulty} {args.lang}"
     if not is_scripted:
-        who = re.sub(r"\W+", "-", f"{user_label(args.simulator)} {args.difficulty} {args.lang}")
-        simulator.log = open_call_log(f"results/fitness-{who}.jsonl")
-        count = len(rows) + 2 * min(len(rows), ASKED_AGAIN)
-        print(f"{count} calls, less those whose answers are in {simulator.log.path}")
+        simulator.log = open_call_log(f"results/fitness-{re.sub(r'[^a-zA-Z0-9]+', '-', who)}.jsonl")
+        count, path = min(len(rows), ASKED_AGAIN), simulator.log.path
+        print(f"{len(rows) + count} calls, less the answers in {path}, and {count} past that log")
     try:
         found = asyncio.run(put_all(rows, simulator))
+        if simulator.log.answers:
+            calls = [row for _, row, _ in read_jsonl(simulator.log.path) if isinstance(row, dict)]
+        result = show(found, calls, who)
     except BadModel as error:
+        result = {"verdict": "unfit", "lacking": str(error)}
         print(fold(f"verdict: unfit: {error}"))
-        return 1
-    if simulator.log.path:
-        calls = [row for _, row, _ in read_jsonl(simulator.log.path)]
-    result = show(found, calls)
-    write_outputs(args, "fitness", result)
+    write_outputs(args, "fitness", {"simulator": who, **result})
     return 1 if result["verdict"] == "unfit" else 0
 
 

@@ -1,6 +1,8 @@
 """tools/report.py - draw the page and the picture of a run again, or of one that is not over.
 
-python -m tools.report runs/NAME             report.html and learning_curve.png, in runs/NAME
+    python -m tools.report runs/NAME
+
+It writes report.html and learning_curve.png into runs/NAME.
 """
 
 from support.errors import BadInput

@@ -4,12 +4,14 @@ loopback server, and each gets the right words."""
 import json
 import random
 import re
+import time
 
 import numpy as np
 import pytest
 
+import simulator
 from answering import coded, feeling, saying
-from server import Loopback
+from server import Loopback, completion, failure
 from tools import fitness
 
 KINDS = {row["reply"]: row["kind"] for row in fitness.known_replies(False)}
@@ -36,7 +38,7 @@ MODELS = {
     "good": hears,
     "always 4": lambda prompt: 4,
     "mostly 4": lambda prompt: 4 if len(reply_in(prompt)) % 10 else hears(prompt),
-    "random": lambda prompt: random.randint(-10, 10),
+    "random": lambda prompt: random.Random(f"seed 1 {reply_in(prompt)}").randint(-10, 10),
     "upside down": lambda prompt: -hears(prompt),
     "unsure": lambda prompt: guesses(prompt, 0.3),
 }
@@ -78,15 +80,16 @@ def test_each_model_gets_its_verdict(name, verdict, tmp_path, monkeypatch, capsy
     code, said, result, prompts = examine(tmp_path, monkeypatch, capsys, MODELS[name])
     assert verdict in said and code == ("unfit" in verdict)
     assert "100 calls" in said and len(prompts) == 100
-    user = result["user"]
-    assert user[fitness.READ] == [1, None, None, 100] and user[fitness.FAILED][0] == 0
+    user = result["table"]
+    assert user["answers read at the first try"] == [1, None, None, 100]
+    assert user["questions that failed"] == [0, None, None, 100]
     assert user["leaves at Emotion-F"] == [1, None, None, 4]
     assert user["leaves at Emotion-C"] == [0, None, None, 4]
     assert user["lines that speak as the friend"][0] == 0.2
-    assert user["the same change again"][0] == 1 or name == "random"
+    assert user["the same change again"] == [1, None, None, 20]
     if name == "always 4":
         assert user["changes that are +4, the commonest"] == [1, None, None, 60]
-        assert user["lifting above others (AUC)"] == [0.5, 0.5, 0.5, 6]
+        assert user["AUC, all that lift over all that do not"] == [0.5, 0.5, 0.5, 6]
 
 
 def test_the_auc_is_over_pairs_of_the_same_person():
@@ -132,24 +135,60 @@ def test_the_bounds_of_the_verdict(readable, commonest, low, grade):
 
 def test_what_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
     """Only the 20 questions that are put past the log are asked again, and the table is the same."""
-    first = examine(tmp_path, monkeypatch, capsys, MODELS["good"])
-    (log,) = (tmp_path / "results").glob("fitness-*.jsonl")
-    whole = log.read_text().splitlines(keepends=True)
-    assert len(whole) == 80
-    log.write_text("".join(whole[:50]) + whole[50][:9])
-    again = examine(tmp_path, monkeypatch, capsys, MODELS["good"])
-    assert len(again[3]) == 30 + 20
-    for result in (first[2], again[2]):
-        result["user"].pop("seconds a call")
-    assert first[2] == again[2]
+    monkeypatch.chdir(tmp_path)
+
+    def answer(prompt):
+        line = coded(prompt, saying("And?"))
+        return line if "<emotion_level>" in prompt else coded(prompt, feeling(hears(prompt)))
+
+    tables = []
+    with Loopback(answer=answer) as server:
+        for asked in (100, 150):
+            flags = ["--simulator", f"openai:scripted@{server.url}", "--json", "out.json"]
+            assert fitness.main(flags) == 0 and len(server.prompts) == asked
+            tables.append(json.loads((tmp_path / "out.json").read_text()))
+            tables[-1]["table"].pop("seconds a call")
+            (log,) = (tmp_path / "results").glob("fitness-*.jsonl")
+            whole = log.read_text().splitlines(keepends=True)
+            assert len(whole) == 80
+            log.write_text("".join(whole[:50]) + whole[50][:9])
+    assert tables[0] == tables[1]
 
 
-def test_a_model_that_cannot_keep_the_form_is_unfit(tmp_path, monkeypatch, capsys):
-    """If it fails at the check, the check's reason is the verdict's. If it fails now and then, the
-    answers that can be read are measured."""
+def test_what_is_refused_or_unreadable_is_not_read(tmp_path, monkeypatch, capsys):
+    """A filter that takes the cruel replies away would leave a model that hears kind ones well. What
+    can be read at the second try was not read at the first one."""
+    monkeypatch.chdir(tmp_path)
+    complaint = simulator.load_prompt("complaint")
+
+    def reply(request):
+        prompt = request["messages"][0]["content"]
+        kind = "check" if reply_in(prompt) not in KINDS else KINDS[reply_in(prompt)]
+        if kind == "cold":
+            return failure(400, "no such words")
+        if kind == "echo" and complaint not in prompt:
+            return 200, {}, completion("Hm.")
+        text = saying("And?") if "<emotion_level>" in prompt else feeling(hears(prompt))
+        return 200, {}, completion(coded(prompt, text))
+
+    with Loopback(reply=reply) as server:
+        flags = ["--simulator", f"openai:scripted@{server.url}", "--json", "out.json"]
+        assert fitness.main(flags) == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    table, rows = result["table"], result["found"]
+    asked = sum(len(row["outcomes"]) for row in rows)
+    echoes = sum(len(row["outcomes"]) for row in rows if row["kind"] == "echo")
+    assert table["questions that failed"] == [6 / asked, None, None, asked]
+    assert table["answers read at the first try"][0] == 1 - echoes / (asked - 6)
+    assert table["change, cold"] == [None, None, None, 0] and table["change, echo"][3] == 6
+    assert result["verdict"] == "weak"
+
+
+def test_a_model_that_keeps_the_form_at_the_check_only_is_unfit(tmp_path, monkeypatch, capsys):
+    """The check is answered by the server's script here, and nothing else can be read."""
     code, said, _, prompts = examine(tmp_path, monkeypatch, capsys, "I feel better now.")
     assert code == 1 and "verdict: unfit: too few answers can be read" in said
-    assert "questions read at the first try 0.00" in said
+    assert "answers read at the first try 0.00" in said
 
 
 def test_lines_out_of_their_part_are_counted():
@@ -174,4 +213,59 @@ def test_a_scripted_user_hears_the_toys_people(tmp_path, capsys):
     assert {row["profile"].id[:3] for row in rows} == {"toy"}
     assert len(fitness.known_replies(False)) == 180
     assert fitness.main(["--simulator", "toy", "--replies", "20"]) == 1  # it knows the toy's words
-    assert "an interval needs five people" in " ".join(capsys.readouterr().out.split())
+    assert "five people must have answered" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "content, finish_reason, told",
+    [
+        ('{"content": "and so on and so on', "length", "cut by the limit of tokens"),
+        ("I feel better now.", "stop", "not one JSON object"),
+        ("", "stop", "empty"),
+    ],
+)
+def test_a_model_that_fails_the_check_is_unfit(
+    content, finish_reason, told, tmp_path, monkeypatch, capsys
+):
+    """The check's reason is the verdict's."""
+    monkeypatch.chdir(tmp_path)
+    reply = completion(content, finish_reason)
+    with Loopback(reply=lambda request: (200, {}, reply)) as server:
+        assert fitness.main(["--simulator", f"openai:scripted@{server.url}"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "verdict: unfit: scripted refuses the prompts, or cannot keep the form" in said
+    assert told in said
+
+
+def test_who_does_not_answer_gets_no_verdict(tmp_path, monkeypatch, capsys):
+    """A wrong key says nothing about the model, nor does a server that is silent: the exit code is
+    that of a run, and the message is one line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.5)
+    for reply, code, told in (
+        (lambda request: failure(401, "no such key"), 2, "no such key"),
+        (lambda request: time.sleep(2), 75, "no answer within 0.5 s"),
+    ):
+        with Loopback(reply=reply) as server:
+            assert fitness.main(["--simulator", f"openai:scripted@{server.url}"]) == code
+        said, error = capsys.readouterr()
+        assert "verdict" not in said and told in error.splitlines()[-1]
+
+
+def test_a_slow_model_is_told_from_one_that_cannot_be_read(tmp_path, monkeypatch, capsys):
+    """Calls that fail say nothing about its answers. If they are more than a fifth, there is a table
+    and no verdict."""
+    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 1)
+    for slow, expected in ((["cold"], 0), (["cold", "echo", "off topic", "dismissive"], 75)):
+
+        def change(prompt, slow=slow):
+            if KINDS.get(reply_in(prompt)) in slow:
+                time.sleep(3)
+            return hears(prompt)
+
+        (tmp_path / str(expected)).mkdir()
+        code, said, result, _ = examine(tmp_path / str(expected), monkeypatch, capsys, change)
+        assert code == expected and ("verdict: fit" in said) == (code == 0)
+        assert "answers read at the first try 1.00" in said and "questions that failed 0." in said
+        if code == 0:
+            assert result["table"]["change, cold"] == [None, None, None, 0]

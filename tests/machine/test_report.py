@@ -71,7 +71,10 @@ def test_the_page_of_a_run(run):
     assert "KL within the update" in html and "Clipped" not in html and "never trained on" in html
     assert html.count("<svg") == 1
     write_json(run / "summary.json", {"evaluations": [BEFORE, {**AFTER, "score": 90.0}]})
-    assert "90.0 ± 1.4" in read(report.draw(run, toy_profiles("heldout", 1)))
+    page = report.draw(run, toy_profiles("heldout", 1))
+    assert "90.0 ± 1.4" in read(page)
+    page.unlink()
+    assert main([str(run)]) == 0 and "90.0 ± 1.4" in read(page)
     assert (run / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 

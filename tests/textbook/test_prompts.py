@@ -50,10 +50,11 @@ def test_json_of_a_prompt_is_what_was_said():
 @pytest.mark.parametrize("lang, difficulty", CHAINS)
 def test_no_prompt_shows_a_change_that_a_model_could_copy(lang, difficulty):
     """A 1.5B answered every reply with 4, kind or cruel, because the prompt said "+4 is written as
-    4". So the scale, the bounds of a change and the five questions are all the numbers there are,
-    in what the prompt is filled with, too: what a talk is for."""
+    4". So the scale, the bounds of a change and the five questions are all the numbers there are.
+    What the prompt is filled with has none: what a talk is for."""
     numbers = re.findall(r"[+-]?\d+", load_prompt("emotion", lang, difficulty))
-    assert set(numbers) == set("0 100 -10 10 1 2 3 4 5".split())
+    zeros = 3 if lang == "en" else 1  # above 0, below 0, 0; in zh there are words for the signs
+    assert sorted(numbers) == sorted("0 100 1 2 3 4 5 -10 10".split() + zeros * ["0"])
     for purpose in PURPOSES:
         assert not re.search(r"\d", load_prompt(f"purpose_{purpose}", lang, difficulty))
 

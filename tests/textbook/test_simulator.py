@@ -66,15 +66,18 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
     ],
 )
 def test_a_model_that_does_not_tell_kind_from_cruel_is_named_before_a_run(
-    changes, temperature, doubt, capsys
+    changes, temperature, doubt, tmp_path, capsys
 ):
     """The first real model that was asked answered every reply with +4, and nothing said so. A
-    doubt is no end: the run is the user's decision. A log that knows the answers is not asked."""
+    doubt is no end: the run is the user's decision. A log that knows the answers is not asked: they
+    say nothing about the model of today."""
     answers = [[feeling(change)] if change is not None else ["Hm."] * 3 for change in changes]
-    model = Model(sum(answers, []))
+    model = Model(2 * sum(answers, []))
     model.temperature = temperature
-    found = asyncio.run(Simulator(model).check())
-    assert found["temperature"] == temperature
+    checked = Simulator(model, log=CallLog(tmp_path / "calls.jsonl"))
+    for _ in range(1 if None in changes else 2):
+        assert asyncio.run(checked.check())["temperature"] == temperature
+    assert len(model.prompts) == (4 if None in changes else 6) and not checked.log.answers
     said = " ".join(capsys.readouterr().out.split())
     assert ("warning" in said) == ("python -m tools.fitness" in said) == bool(doubt)
     assert doubt is None or doubt in said
