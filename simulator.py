@@ -421,8 +421,8 @@ class Simulator:
         one is printed, and kept to from then on.
 
         Returns the change of emotion in the answer; None for a scripted model, which needs no
-        check. Raises BadInput if the question is refused,
-        BadModel if no answer can be read, and TooManyLost if there is none."""
+        check. Raises BadInput if the question is refused, BadModel if no answer can be read, and
+        TooManyLost if there is none."""
         model, problems = self.model, []
         if getattr(model, "is_scripted", False):
             return None
@@ -440,8 +440,8 @@ class Simulator:
         # Each problem is told once: often all forms have the same.
         raise (BadModel if answered else BadInput)(
             f"{self.name} refuses the prompts, or cannot keep the form that they ask for "
-            f"({'; '.join(dict.fromkeys(map(str, problems)))}); look at its key and its name, or choose "
-            "another model"
+            f"({'; '.join(dict.fromkeys(map(str, problems)))}); look at its key and its name, or "
+            "choose another model"
         )
 
 

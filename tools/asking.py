@@ -65,10 +65,9 @@ class Judge(Simulator):
         return digest(self.model.name, self.model.temperature, prompt, repeat, attempt)
 
     async def ask_all(self, question, cases):
-        """Ask a Question about each of `cases`, of `make_cases`, after a user's `check_form`,
-        which raises what that raises. Returns a row of --json for each call: what the case
-        is about, what the answer depends on, and under "found" what was read, None where no answer
-        could be. Raises BadInput if no answer about one of the files could be read."""
+        """Ask a Question about each of `cases`, of `make_cases`, after a user's `check_form`, which
+        raises what that raises. Returns a row of --json for each call: what the case is about, what
+        the answer depends on, and under "found" what was read, None where no answer could be. Raises BadInput if no answer about one of the files could be read."""
         await self.check_form()
         path = simulator.PROMPTS / self.lang / "judge" / f"{question.name}.txt"
         template = path.read_text(encoding="utf-8").strip()

@@ -79,7 +79,7 @@ def test_each_model_gets_its_verdict(name, verdict, tmp_path, monkeypatch, capsy
     """And is asked 100 questions: 60 changes, and for 20 replies the change again and a line."""
     code, said, result, prompts = examine(tmp_path, monkeypatch, capsys, MODELS[name])
     assert verdict in said and code == ("unfit" in verdict)
-    assert "100 calls" in said and len(prompts) == 100
+    assert "80 calls" in said and len(prompts) == 100
     user = result["table"]
     assert user["answers read at the first try"] == [1, None, None, 100]
     assert user["questions that failed"] == [0, None, None, 100]
