@@ -304,7 +304,7 @@ class Simulator:
         self.retries = retries
         self.log = log or CallLog()
         self.clock = clock or Clock()
-        self.tries = Counter()  # {attempt, from 0: how many questions were put in it}
+        self.tries = Counter()  # {attempt, from 0: how many answers it brought, logged ones too}
         self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
         self.purposes = {
@@ -328,13 +328,13 @@ class Simulator:
             prompt = fill(template + complaint, {**values, "code": code})
             key = self.key(prompt, dialogue, attempt)
             text = self.log.answers.get(key)
-            self.tries[attempt] += 1
             if text is None:
                 if asked > self.retries or cut > CUT_RETRIES:
                     raise UnreadableAnswers(f"{asked} answers could not be read: {problem}")
                 asked += 1
                 text = await self.call(prompt, schema, key)
                 cut += getattr(text, "cut", False)
+            self.tries[attempt] += 1
             try:
                 return text, read_answer(text, schema, code if "code" in schema else None)
             except Unreadable as error:

@@ -52,12 +52,14 @@ LOWER_END = (0.50, 0.75)  # of the interval of the AUC
 READING = (
     "read: one whole JSON object with the right code. low, high: 95 % interval over people. AUC: how "
     "often a reply of the first kind moves its person further up; 0.50 is chance. Unfit: less than "
-    "0.80 read, or more than 0.80 one change, or a lower end of the last line that is 0.50 or less. "
-    "Fit: from 0.95 read, up to 0.50 one change, and from 0.75."
+    f"{READABLE[0]:.2f} read, or more than {COMMONEST[0]:.2f} one change, or a lower end of the last "
+    f"line that is {LOWER_END[0]:.2f} or less. Fit: from {READABLE[1]:.2f} read, up to "
+    f"{COMMONEST[1]:.2f} one change, and a lower end from {LOWER_END[1]:.2f} on."
 )
 ASKED_AGAIN = 20  # for how many replies the change is asked again, and the next line
 EMOTIONS = (5, 25, 55, 85, 100)  # in which the next lines are said: one of each level
-LINES = (
+# Names in the table of what is found about these replies, beside the first change.
+FOUND_AGAIN = (
     "the same change again",
     "lines that repeat the friend's words",
     "lines that speak as the friend",
@@ -85,7 +87,7 @@ def known_replies(is_scripted):
     return [row for row in rows if row["used"] == "test" or not is_scripted]
 
 
-async def ask(user, asking):
+async def outcome_of(user, asking):
     """Await a question that `user` puts, a coroutine. Returns (the answer, or None; "read",
     "unreadable" at the first try, or "failed": refused, or not answered)."""
     user.simulator = copy.copy(user.simulator)
@@ -106,7 +108,7 @@ async def put(row, simulator, emotion=None):
     start, name = INITIAL_EMOTION["training"], f"fitness {row['reply']}"
     user = User(simulator, row["profile"], start, name, dialogue)
     twin = dataclasses.replace(user.copy(), simulator=simulator.unlogged())
-    felt, outcome = await ask(user, user.feel(row["reply"]))
+    felt, outcome = await outcome_of(user, user.feel(row["reply"]))
     found = {"user": row["user"], "kind": row["kind"], "reply": row["reply"]}
     found["outcomes"] = [outcome]
     if not felt:
@@ -114,12 +116,12 @@ async def put(row, simulator, emotion=None):
     _, found["change"] = felt
     if emotion is None:
         return found
-    again, outcome = await ask(twin, twin.feel(row["reply"]))
+    again, outcome = await outcome_of(twin, twin.feel(row["reply"]))
     found["outcomes"].append(outcome)
     if again:
         found["the same change again"] = again[1] == found["change"]
     user.emotion = emotion
-    spoken, outcome = await ask(user, user.answer())
+    spoken, outcome = await outcome_of(user, user.answer())
     found["outcomes"].append(outcome)
     if spoken:
         found["line"], found[f"leaves at {emotion_level(emotion)}"] = spoken
@@ -215,7 +217,7 @@ def show(found, calls, who):
         **{f"{name} a call": mean(calls, name) for name in ("seconds", "tokens")},
         "different changes": [len(changes), None, None, n],
         f"changes that are {commonest:+d}, the commonest": [share, None, None, n],
-        **{name: mean(found, name) for name in LINES},
+        **{name: mean(found, name) for name in FOUND_AGAIN},
     }
     for kind in dict.fromkeys(row["kind"] for row in found):
         heard = [row for row in found if row["kind"] == kind]
