@@ -3,8 +3,9 @@ BENCHMARKS.md.
 
     python benchmarks/gpu.py
 
-Random models in the shapes of Qwen2.5: speed and memory need no trained weights. Each line is a
-process of its own, with a run's own Models, engine and update:
+First the toy's policy trains for two steps, with all self-checks. Then come random models in the
+shapes of Qwen2.5, because speed and memory need no trained weights. Each line of the table is a
+process of its own, with a run's own Models, engine and update, and is printed when it is known:
 
   * sampling: 64 prompts of 300 tokens, 64 replies of 100 tokens, the torch engine
   * update: one optimizer step on 16 rows of 1,024 tokens, 4 of 4,096, 2 of 8,192, one thought and
@@ -15,6 +16,7 @@ process of its own, with a run's own Models, engine and update:
   * memory: the largest that torch had allocated
   * end to end: three steps of PPO with adapters on 7B, against the toy's scripted user: that it
     runs, fits, and how long. No checkpoints: two of them are 57 GB
+  * `pytest -m gpu`
 
 What is not done nine minutes after the start is said to be so. It needs 20 GB for the models.
 """
@@ -51,9 +53,10 @@ SHAPES = {
     "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
     "7B": (3584, 18944, 28, 28, 4, 152064, False),
 }
-LINES = [("0.5B", 0), ("1.5B", 0), ("1.5B", 16), ("7B", 16)]  # (size, rank of adapters)
+LINES = [("1.5B", 0), ("7B", 16), ("0.5B", 0), ("1.5B", 16)]  # (size, rank of adapters)
 LENGTHS = (1024, 4096, 8192)
 TOKENS = 16384
+TOY = "--algo grpo --think --steps 2 --batch-size 16 --eval-size 4 --warmup 1"
 END_TO_END = (
     "--algo ppo --lora-rank 16 --steps 3 --batch-size 16 --max-turns 3 --max-tokens 64 "
     "--eval-size 4 --warmup 1"
@@ -199,28 +202,25 @@ def percent(share):
     return "-" if share is None else f"{100 * share:.0f} %"
 
 
-def table(results):
-    """The Markdown. results: {(size, rank): what `measure` returns, or why it failed}."""
-    lines = [
-        "| model | trained | sampled tokens/s | update | tokens/s at L = 1k, 4k, 8k | MFU | "
-        "GB at the peak |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for (size, rank), result in results.items():
-        trained = f"adapters of rank {rank}" if rank else "whole"
-        head = f"| {size} | {trained} |"
-        if isinstance(result, str):
-            lines.append(f"{head} {result} | | | | |")
-            continue
-        memory = "-" if result["memory"] is None else f"{result['memory'] / 1e9:.1f}"
-        for algo in ("GRPO", "PPO"):
-            updates = [update for update in result["updates"] if update["algo"] == algo]
-            speeds = ", ".join(f"{update['tokens']:,.0f}" for update in updates)
-            shares = ", ".join(percent(update["mfu"]) for update in updates)
-            peak = memory if algo == "PPO" else "-"
-            lines.append(
-                f"{head} {result['sampled']:,.0f} | {algo} | {speeds} | {shares} | {peak} |"
-            )
+HEAD = """\
+| model | trained | sampled tokens/s | update | tokens/s at L = 1k, 4k, 8k | MFU | GB at the peak |
+|---|---|---|---|---|---|---|"""
+
+
+def lines_of(size, rank, result):
+    """The lines of the table for one model. result: what `measure` returns, or why it failed."""
+    trained = f"adapters of rank {rank}" if rank else "whole"
+    head = f"| {size} | {trained} |"
+    if isinstance(result, str):
+        return f"{head} {result} | | | | |"
+    memory = "-" if result["memory"] is None else f"{result['memory'] / 1e9:.1f}"
+    lines = []
+    for algo in ("GRPO", "PPO"):
+        updates = [update for update in result["updates"] if update["algo"] == algo]
+        speeds = ", ".join(f"{update['tokens']:,.0f}" for update in updates)
+        shares = ", ".join(percent(update["mfu"]) for update in updates)
+        peak = memory if algo == "PPO" else "-"
+        lines.append(f"{head} {result['sampled']:,.0f} | {algo} | {speeds} | {shares} | {peak} |")
     return "\n".join(lines)
 
 
@@ -270,27 +270,32 @@ def main():
     def left(most):
         return min(most, end - time.perf_counter())
 
-    tests = ["-m", "pytest", "-q", "-m", "gpu", "tests/machine/test_cuda.py"]
-    code, outcome, _ = child(*tests, limit=left(150))
-    print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; `pytest -m gpu`: {outcome}\n"
-    )
-    results = {}
-    failed = code != 0
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
+        folder = Path(folder)
+        toy = ["rlver.py", "--model", world.base_policy(True), *TOY.split(), "--out", folder / "toy"]
+        code, outcome, seconds = child(*toy, limit=left(120))
+        failed = code != 0
+        took = outcome if failed else f"{seconds:.0f} s"
+        print(f"The toy's policy, GRPO, two steps: {took}\n\n{HEAD}", flush=True)
         for size, rank in LINES:
-            place, code = Path(folder) / size, 0
+            place, code = folder / size, 0
             if not place.exists():
                 code, outcome, _ = child(__file__, "make", size, place, limit=left(90))
             if code == 0:
-                code, outcome, _ = child(__file__, "measure", place, rank, limit=left(100))
-            results[size, rank] = json.loads(outcome) if code == 0 else outcome
+                code, outcome, _ = child(__file__, "measure", place, rank, limit=left(150))
             failed |= code != 0
-        print(table(results), flush=True)
-        model, out = Path(folder) / "7B", Path(folder) / "run"
-        code, outcome, seconds = child(__file__, "steps", model, out, limit=left(150))
-    end_to_end = f"{seconds:.0f} s" if code == 0 else f"failed: {outcome}"
-    print(f"\n7B, PPO, adapters, three steps end to end: {end_to_end}")
+            result = outcome if code else json.loads(outcome)
+            print(lines_of(size, rank, result), flush=True)
+        code, outcome, seconds = child(
+            __file__, "steps", folder / "7B", folder / "run", limit=left(150)
+        )
+        failed |= code != 0
+        took = outcome if code else f"{seconds:.0f} s"
+        print(f"\n7B, PPO, adapters, three steps end to end: {took}", flush=True)
+    tests = ["-m", "pytest", "-q", "-m", "gpu", "tests/machine/test_cuda.py"]
+    code, outcome, _ = child(*tests, limit=left(150))
+    print(f"`pytest -m gpu`: {outcome}")
     return int(failed or code != 0)
 
 

@@ -204,8 +204,7 @@ def load_optimizer_state(module, optimizer, state):
 
     for name, p in module.named_parameters():
         for key, value in state[name].items():
-            if value.dim():  # a moment; the number of steps, without dimensions, stays on the CPU
-                value = value.to(p.device)
-                if hasattr(p, "full_tensor"):
-                    value = distribute_tensor(value, p.device_mesh, p.placements)
+            value = value.to(p.device)  # also the number of steps: fused Adam counts on the GPU
+            if value.dim() and hasattr(p, "full_tensor"):  # a moment of a parameter with shards
+                value = distribute_tensor(value, p.device_mesh, p.placements)
             optimizer.state[p][key] = value

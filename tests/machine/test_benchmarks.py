@@ -47,8 +47,9 @@ def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path, monkeypatch, no_pic
     gpu.make_model("tiny", model, config)
     results = {("tiny", rank): gpu.measure(model, rank, [48], 192, [3, 8, 4]) for rank in (0, 4)}
     assert all(u["tokens"] > 0 for result in results.values() for u in result["updates"])
-    results["7B", 16] = "CUDA out of memory"
-    lines = gpu.table(results).split("\n")
+    results["tiny", 16] = "CUDA out of memory"
+    lines = [gpu.HEAD, *(gpu.lines_of(*key, result) for key, result in results.items())]
+    lines = "\n".join(lines).split("\n")
     assert len(lines) == 2 + 2 * 2 + 1 and {line.count("|") for line in lines} == {8}
     monkeypatch.setattr(RunDir, "save", None)  # `steps` sets it, too, and for good
     assert gpu.steps(model, run) == 0

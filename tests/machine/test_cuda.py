@@ -3,7 +3,7 @@ device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m 
 name where there is none)."""
 
 from support.loading import load_model
-from support.ranks import make_masters
+from support.ranks import load_optimizer_state, make_masters
 
 import asyncio
 
@@ -111,6 +111,18 @@ def test_an_update_of_adapters(tiny_dir, device):
         assert p.dtype == want and p.device == device, name
         moves = "lora_B" in name or "critic.head" in name  # A has no gradient as long as B is 0
         assert torch.equal(before[name], p.cpu()) != moves or "lora_A" in name, name
+
+
+@fake_cuda
+def test_a_resumed_optimizer_is_where_its_parameters_are(tiny_dir, device):
+    """All of it: on a GPU AdamW is fused, and counts its steps there."""
+    module = cast(load(tiny_dir)[0], device, torch.float32)
+    optimizer = models.adamw(module, 1e-3)
+    state = {name: torch.zeros_like(p, device="cpu") for name, p in module.named_parameters()}
+    state = {name: {"step": torch.tensor(3.0), "exp_avg": zero} for name, zero in state.items()}
+    load_optimizer_state(module, optimizer, state)
+    for p in module.parameters():
+        assert {value.device for value in optimizer.state[p].values()} == {p.device}
 
 
 @fake_cuda
