@@ -273,7 +273,14 @@ def main():
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
-        toy = ["rlver.py", "--model", world.base_policy(True), *TOY.split(), "--out", folder / "toy"]
+        toy = [
+            "rlver.py",
+            "--model",
+            world.base_policy(True),
+            *TOY.split(),
+            "--out",
+            folder / "toy",
+        ]
         code, outcome, seconds = child(*toy, limit=left(120))
         failed = code != 0
         took = outcome if failed else f"{seconds:.0f} s"
