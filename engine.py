@@ -14,7 +14,7 @@ transformers are the same for the torch engine; vLLM has its own.)
 """
 
 from support.errors import BadInput, BadModel, one_line
-from support.loading import ChatFormat, load_to_sample, stop_ids
+from support.loading import ChatFormat, best_device, load_model, load_to_sample, stop_ids
 from support.metrics import Clock
 from support.servers import LocalModel
 
@@ -472,3 +472,57 @@ def load_local(path, temperature, flag="--simulator"):
     engine.check(f"{prefix}{path}: ")
     rng = np.random.default_rng(0)
     return LocalModel(path, engine, chat, engine.last_position + 1, rng, temperature)
+
+
+class LocalReader:
+    """A model in this process whose next word is read (reader.py), the model in the directory `path`.
+
+    All questions about a reply begin alike. So they are one row: the beginning once, as a trunk, and
+    each question behind it as a branch that sees the trunk and itself. One row is one pass, whoever
+    else waits: its bits depend on nothing but itself."""
+
+    def __init__(self, path, words=(), template_args=None, dtype=None):
+        """words: what will be read. dtype: the type of computing (default: bf16 on a GPU, or on a
+        processor with AMX, which makes it several times faster; else fp32). Raises BadModel, also if
+        a word is not one token."""
+        self.name = str(path)
+        device = best_device()
+        is_fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported()
+        dtype = dtype or (torch.bfloat16 if is_fast else torch.float32)
+        self.model, tokenizer = load_model(path, device, "--reader local:", dtype)
+        self.chat = ChatFormat(tokenizer, template_args=template_args, stop_ids=stop_ids(path))
+        # In bf16 logits of 20 would be eighths, and log-odds of a reply as well.
+        self.head = self.model.get_output_embeddings().weight.float()  # [V, H]
+        ids = [self.chat.text(word) for word in words]
+        if any(len(word) != 1 for word in ids) or len({word[0] for word in ids}) < len(words):
+            raise BadModel(f"--reader local:{path}: {' and '.join(words)} must be a token each")
+
+    async def likeliest(self, prompts, count):
+        """The `count` likeliest tokens behind each of `prompts`, which begin alike: a list of
+        [(text, log-prob)]."""
+        return self.forward(prompts, count)
+
+    @torch.inference_mode()
+    def forward(self, prompts, count):
+        """`likeliest` itself."""
+        device = next(self.model.parameters()).device
+        rows = [self.chat.first_prompt(prompt) + self.chat.opening for prompt in prompts]
+        trunk = os.path.commonprefix(rows)
+        branches = [row[len(trunk) :] for row in rows]
+        ids = trunk + [token for branch in branches for token in branch]
+        owner = torch.tensor([0] * len(trunk) + [k for k, b in enumerate(branches, 1) for _ in b])
+        positions = [*range(len(trunk)), *(len(trunk) + i for b in branches for i in range(len(b)))]
+        ends = torch.tensor([len(b) for b in branches]).cumsum(0) + len(trunk) - 1
+        seen = (owner == 0) | (owner == owner[:, None])
+        visible = seen & torch.ones_like(seen).tril()
+        hidden = self.model.base_model(
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=torch.tensor([positions], device=device),
+            attention_mask=visible[None, None].to(device),
+            use_cache=False,
+        ).last_hidden_state[0, ends.to(device)]
+        best = F.log_softmax(F.linear(hidden.float(), self.head), dim=-1).topk(count)
+        return [
+            [(self.chat.decode([token]), value) for token, value in zip(tokens, values)]
+            for tokens, values in zip(best.indices.tolist(), best.values.tolist())
+        ]

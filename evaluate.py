@@ -44,14 +44,13 @@ from typing import Callable
 from tqdm import tqdm
 
 from simulator import (
-    EMOTION_SCHEMA,
     PROMPTS,
     User,
+    analysis_in,
     check_playable,
     load_profiles,
     load_prompt,
     make_simulator,
-    read_answer,
     users_of_run,
 )
 from toy import world
@@ -129,7 +128,7 @@ def row_of(profile, episode, user, settings):
 
 def message_of_user(turn, thought):
     """The user's answer in a turn, as a message of the history. thought: the one behind it."""
-    analysis = read_answer(turn["analysis"], EMOTION_SCHEMA)
+    analysis = analysis_in(turn["analysis"])
     return {
         "role": "user",
         "content": turn["user"],
@@ -298,8 +297,9 @@ class ServerAgent:
 
 # -------------------------------------------------------------------------------- who talks to whom
 
-# What --simulator, --lang and --difficulty are where neither a flag nor the policy's run says it.
-USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla"}
+# What --simulator, --lang, --difficulty and --reader are where neither a flag nor the policy's run
+# says it.
+USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla", "reader": None}
 
 
 def who_talks(args, name):
@@ -312,13 +312,16 @@ def who_talks(args, name):
         for key in USUAL_USER
     }
     users, held_out = users_to_measure_with(args, policy, user["simulator"], user["lang"])
-    simulator = make_simulator(*user.values(), temperature=args.simulator_temperature)
+    name, lang, difficulty, reader = user.values()
+    how = {"temperature": args.simulator_temperature, "template_args": args.template_args}
+    simulator = make_simulator(name, lang, difficulty, reader=reader, **how)
     keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
     settings = {
         "policy": policy.label,
         **policy.settings,
         **user,
-        "simulator": user_label(user["simulator"]),
+        "simulator": user_label(name),
+        "reader": reader and user_label(reader),
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in users]),
         "held_out": held_out,
@@ -538,6 +541,8 @@ def add_user_flags(parser):
     add = parser.add_argument
     text = "toy, toy-weak, feelings, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
     add("--simulator", type=from_anywhere, help=f"model that plays the users: {text}")
+    text = "openai:MODEL@URL or local:DIR (default: the run's)"
+    add("--reader", type=from_anywhere, help=f"model whose feelings are read: {text}")
     add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
     add("--world", choices=["chit-chat"], help="users who chat, in place of users with a trouble")
     add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")

@@ -196,10 +196,10 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
     rundir.refuse_other_heldout(run.path, heldout)
     checkpoint = run.enter(ranks.all_gather_list)
     # Three questions before anything is paid for: a wrong key or model shows at once.
-    if cfg.simulator not in settings.SCRIPTED:
-        run.tell(f"asking {simulator.name}, the user's model, three questions")
+    if cfg.reader or cfg.simulator not in settings.SCRIPTED:
+        run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
         # the first rank finds out what the server takes, and tells the others
-        vars(simulator.model).update(ranks.broadcast(lambda: run.runner.run(simulator.check())))
+        simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.clock, run.runner)
     if checkpoint:
         models.start_dialogues = models.read_start(run.start_file)  # if it is whole

@@ -35,25 +35,22 @@ from support.errors import (
     TooManyLost,
     UnreadableAnswers,
 )
-from support.files import digest, read_records, without_surrogates
-from support.metrics import INITIAL_EMOTION, Clock, emotion_level
-from support.servers import CallLog, ServerModel
+from support.files import digest, read_jsonl, read_records, without_surrogates
+from support.metrics import INITIAL_EMOTION, emotion_level
+from support.servers import Caller, ServerModel
 from support.settings import SCRIPTED, fold, split_name
 
-import asyncio
-import copy
 import dataclasses
 import hashlib
 import itertools
 import json
 import random
 import re
-import time
 from collections import Counter
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reader import WEIGHTS, make_reader
 from toy import world
 from toy.words import NEEDS
 
@@ -118,6 +115,8 @@ def move_emotion(emotion, change):
 PLACEHOLDERS = {
     "emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue", "code"},
     "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue", "code"},
+    "person": {"scene", "line", "earlier", "reply"},  # this one and the next: of a Reader
+    "need": {"task"},
 }
 
 
@@ -227,6 +226,23 @@ def read_answer(text, schema, code=None):
     return answer
 
 
+def analysis_in(text):
+    """What an answer to f_emo says beside the number, {key of EMOTION_SCHEMA: text}: a written one,
+    or one of a Reader, which has sentences only for two of the keys. Raises Unreadable."""
+    if not is_reading(text):
+        return read_answer(text, EMOTION_SCHEMA)
+    told = json.loads(text)
+    return dict.fromkeys(EMOTION_SCHEMA, "") | {
+        "target_completion": told["objective"],
+        "analysis": told["subjective"],
+    }
+
+
+def is_reading(text):
+    """Is an answer to f_emo, of a log, one of a Reader (reader.py)?"""
+    return text.startswith('{"log_odds"')
+
+
 def without_twins(pairs):
     """The dict of a JSON object's pairs. Raises Unreadable if a key stands there twice: which of
     the two was meant?"""
@@ -279,33 +295,19 @@ def code_of(template, values, attempt=0):
 # ------------------------------------------------------------------------------------- asking for it
 
 
-class Simulator:
+class Simulator(Caller):
     """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock.
     `ask` puts a question; `check` asks three before the first dialogue."""
 
-    def __init__(
-        self,
-        model,
-        lang="en",
-        difficulty="vanilla",
-        *,
-        retries=8,
-        log=None,
-        clock=None,
-        concurrency=None,
-    ):
+    def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, reader=None, **shared):
         """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question
         is asked again whose answer cannot be read; then the dialogue is given up. (The released
-        code asks for ever.) concurrency: how many calls may be under way at once (default: any
-        number)."""
-        self.model = model
-        self.name = getattr(model, "name", "")
+        code asks for ever.) reader: a Reader, if feelings are read. shared: a Caller's."""
+        super().__init__(model, **shared)
         self.lang = lang
         self.retries = retries
-        self.log = log or CallLog()
-        self.clock = clock or Clock()
+        self.reader = reader
         self.tries = Counter()  # {attempt, from 0: how many answers it brought, logged ones too}
-        self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
         self.purposes = {
             name: load_prompt(f"purpose_{name}", lang, difficulty) for name in PURPOSES
@@ -313,6 +315,11 @@ class Simulator:
         # What a model is told when it is asked again: a fixed line, because words of its answer
         # might be the policy's. At temperature 0 the same prompt would get the same answer.
         self.complaint = load_prompt("complaint", lang)
+        self.person = load_prompt("person", lang, "reader")
+        # of a reader, {question: [the question, what f_reply is told at a yes, at a no]}
+        self.questions = {
+            name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS
+        }
 
     async def ask(self, template, values, schema, dialogue=""):
         """Put a question until its answer can be read. Returns (text, object) of the answer; raises
@@ -349,32 +356,11 @@ class Simulator:
         # None: a server's own temperature, which is not 0
         return digest(self.name, temperature, prompt, "" if temperature == 0 else dialogue, attempt)
 
-    async def call(self, prompt, schema, key):
-        """One call to the model, which is logged. Returns the text. Where answers are kept, equal
-        questions at the same time share a call, whatever comes of it."""
-        if not self.log.path:
-            return await self.call_model(prompt, schema, key)
-        calls = self.log.calls
-        if key not in calls:
-            calls[key] = asyncio.create_task(self.call_model(prompt, schema, key))
-            calls[key].add_done_callback(lambda call: calls.pop(key))
-        return await asyncio.shield(calls[key])
-
-    async def call_model(self, prompt, schema, key):
-        """The call itself."""
-        async with self.slots:
-            began = time.perf_counter()
-            with self.clock.during("calls"):
-                text = await self.model(prompt, schema)
-        self.log.write(key, text, time.perf_counter() - began)
-        return text
-
     def unlogged(self):
-        """The same Simulator with an empty log: an old answer says nothing about the model of
-        today."""
-        other = copy.copy(self)
-        other.log = CallLog()
+        """As a Caller's."""
+        other = super().unlogged()
         other.retries = 2  # a model that can keep the form has done so by then
+        other.reader = other.reader and other.reader.unlogged()
         return other
 
     def example(self):
@@ -388,12 +374,15 @@ class Simulator:
         warning tells of a model that does not tell them apart, or that feels something else the
         second time.
 
-        Returns what was found out, {attribute of the model: value}, for other ranks. Raises as
-        `check_form`, and SimulatorRefused."""
+        Returns what was found out, {attribute of the model: value} and the reader's "scale", for
+        `learn` on other ranks. Raises as `check_form`, and SimulatorRefused."""
         kind, doubt = await self.check_form(), ""
+        kind_reply, cruel_reply = CHECK_REPLIES[self.lang]
+        if self.reader:
+            await self.check_reader()
+            _, kind = await self.unlogged().example().feel(kind_reply)
         if kind is None:
             return {}
-        kind_reply, cruel_reply = CHECK_REPLIES[self.lang]
         try:
             _, cruel = await self.unlogged().example().feel(cruel_reply)
             _, again = await self.unlogged().example().feel(kind_reply)
@@ -404,14 +393,28 @@ class Simulator:
         else:
             if cruel >= kind:
                 doubt = f"a kind reply moves its person by {kind:+d}, a cruel one by {cruel:+d}"
-            elif again != kind and getattr(self.model, "temperature", None) == 0:
+            elif again != kind and (self.reader or getattr(self.model, "temperature", None) == 0):
                 doubt = (
                     f"one reply moves its person by {kind:+d} and by {again:+d}, at temperature 0"
                 )
         if doubt:
-            print(fold(f"warning: {self.name}: {doubt}. Is it fit? See python -m tools.fitness"))
+            name = (self.reader or self).name
+            print(fold(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness"))
         found = {"format", "limit", "temperature", "most_tokens"} & set(vars(self.model))
-        return {name: getattr(self.model, name) for name in found}
+        found = {name: getattr(self.model, name) for name in found}
+        return found | ({"scale": self.reader.scale} if self.reader else {})
+
+    async def check_reader(self):
+        """`Reader.check` by the replies that are marked "weights"."""
+        rows = known_replies("weights")
+        users = [User(self, row["profile"], dialogue=row["dialogue"]) for row in rows]
+        await self.reader.check([user.questions() for user in users])
+
+    def learn(self, found):
+        """Take over what the `check` of another rank has found out."""
+        if self.reader:
+            self.reader.scale = found.pop("scale")
+        vars(self.model).update(found)
 
     async def check_form(self):
         """The first question of `check`, for all who ask the model anything: so a wrong key or
@@ -428,8 +431,12 @@ class Simulator:
             return None
         for form in getattr(model, "formats", ["the prompt"]):
             model.format = form
+            user, change = self.unlogged().example(), None
             try:
-                _, change = await self.unlogged().example().feel(CHECK_REPLIES[self.lang][0])
+                if self.reader:
+                    await user.answer()
+                else:
+                    _, change = await user.feel(CHECK_REPLIES[self.lang][0])
                 print(fold(f"{self.name} is held to its form by {form}."))
                 return change
             except (UnreadableAnswers, SimulatorRefused) as error:
@@ -481,6 +488,8 @@ class User:
         """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (text, change): the
         model's whole answer, which makes the reward verifiable, and the clamped change. Raises
         SimulatorFailed."""
+        if self.simulator.reader:
+            return await self.feel_by_reading(reply)
         self.dialogue.append({"speaker": "friend", "text": reply})
         simulator = self.simulator
         text, answer = await simulator.ask(
@@ -493,6 +502,33 @@ class User:
             "subjective": answer["activity"] + "\n" + answer["analysis"],
         }
         return text, change
+
+    def questions(self):
+        """What a Reader is asked about the friend's last reply: a prompt for each of its WEIGHTS, all
+        with the same beginning."""
+        *earlier, reply = [turn["text"] for turn in self.dialogue if turn["speaker"] == "friend"]
+        lines = [turn["text"] for turn in self.dialogue if turn["speaker"] == "me"]
+        said = {"line": lines[-1], "earlier": earlier, "reply": reply}
+        values = self.values() | {name: as_json(value) for name, value in said.items()}
+        simulator = self.simulator
+        return [
+            fill(f"{simulator.person}\n\n{question}", values)
+            for question, _, _ in simulator.questions.values()
+        ]
+
+    async def feel_by_reading(self, reply):
+        """`feel` by the log-odds of the words that a model would answer with (reader.py). What
+        f_reply is told is a fixed sentence for each question."""
+        said = {"speaker": "friend", "text": reply}
+        self.dialogue.append(said)
+        heard = await self.simulator.reader.hear(self.questions())
+        heard["change"] = clamp_change(round(heard["sum"]))
+        self.emotion = move_emotion(self.emotion, heard["change"])
+        told = {}
+        for name, (_, yes, no) in self.simulator.questions.items():
+            told[name] = yes if heard["z"][name] > 0 else no
+        self.planning = {"objective": told.pop("need"), "subjective": " ".join(told.values())}
+        return json.dumps(heard | self.planning, ensure_ascii=False), heard["change"]
 
     async def answer(self):
         """f_reply (SAGE eq. 2): say the next line, the first one too. Returns (line, goodbye): is
@@ -538,11 +574,14 @@ def make_simulator(
     timeout=60.0,
     temperature=0.0,
     flag="--simulator",
+    reader=None,
+    template_args=None,
     **shared,
 ):
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), feelings (hears any
-    English), openai:MODEL@URL or local:DIR. flag: the flag that named it, for messages; shared:
-    more arguments of Simulator. Raises BadInput."""
+    English), openai:MODEL@URL or local:DIR. flag: the flag that named it, for messages; reader: the
+    name of the model whose feelings are read, and template_args: of its chat template; shared: more
+    arguments of Simulator. Raises BadInput."""
     kind, model, url = split_name(name)
     if name in SCRIPTED and lang != "en":
         raise BadInput(f"--lang {lang}: the scripted user of {flag} {name} speaks English only")
@@ -564,7 +603,10 @@ def make_simulator(
         )
     if kind != "openai":
         concurrency = None  # a script never waits, and an engine has a queue of its own
-    return Simulator(llm, lang, difficulty, concurrency=concurrency, **shared)
+    if reader:
+        calls = {name: shared.get(name) for name in ("log", "clock")}
+        reader = make_reader(reader, lang, timeout, template_args, **calls)
+    return Simulator(llm, lang, difficulty, concurrency=concurrency, reader=reader, **shared)
 
 
 def simulator_of_run(cfg, log, clock):
@@ -576,6 +618,8 @@ def simulator_of_run(cfg, log, clock):
         concurrency=cfg.simulator_concurrency or cfg.batch_size,
         timeout=cfg.simulator_timeout,
         temperature=cfg.simulator_temperature,
+        reader=cfg.reader,
+        template_args=cfg.template_args,
         log=log,
         clock=clock,
     )
@@ -666,6 +710,26 @@ def profiles_of_step(people, count, seed, step):
         rng = random.Random(f"{seed} {epoch}{group[0].need}")
         chosen.append(rng.sample(group, len(group))[place])
     return chosen
+
+
+def known_replies(used):
+    """The rows of prompts/replies.jsonl that are `used` for "weights", "test" or "fitness", each
+    with the "profile" that it is said to, and the "dialogue" that it ends."""
+    people = [*toy_profiles("train"), *toy_profiles("heldout")]
+    people += load_profiles(PROMPTS / "profiles" / "en_test.jsonl")
+    profiles = {profile.id: profile for profile in people}
+    rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] == used]
+    for row in rows:
+        row["profile"] = profile = profiles[row["user"]]
+        if "line" not in row:  # to a person of the toy
+            scene = world.read_scene(profile.scene, profile.task)
+            row["line"] = world.users_line(0, scene.story, scene.cues, "Emotion-C")
+        said = [
+            ("me", row["line"]),
+            *[("friend", text) for text in [*row["earlier"], row["reply"]]],
+        ]
+        row["dialogue"] = [{"speaker": speaker, "text": text} for speaker, text in said]
+    return rows
 
 
 # -------------------------------------------------------------------------------- who can play whom

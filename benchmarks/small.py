@@ -22,7 +22,6 @@ import numpy as np
 import simulator
 from policy import Reply
 from rlver import converse
-from tools.fitness import known_replies
 from toy import world
 from toy.feelings import feel
 from toy.words import ACTS
@@ -58,7 +57,7 @@ def separation():
     "auc": [[AUC of two kinds]]}. The AUC of two kinds is the share of pairs in which the reply of
     the first lifts more, where a tie counts half: 0.5 is chance."""
     changes = {}  # {kind: [change of each reply]}
-    for row in known_replies(is_scripted=True):
+    for row in simulator.known_replies("test"):
         scene = world.read_scene(row["profile"].scene, row["profile"].task)
         change, _ = feel(row["reply"], scene, row["earlier"])
         changes.setdefault(row["kind"], []).append(change)

@@ -194,7 +194,7 @@ def parts_of(rows):
 # its users.
 NOT_COMPARED = {"ended", "traits", "cut", "held_out"}
 # The conditions in which scores compare, and how the policy replied.
-CONDITIONS = ("simulator", "difficulty", "lang", "start", "max_turns", "world")
+CONDITIONS = ("simulator", "reader", "difficulty", "lang", "start", "max_turns", "world")
 POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context")
 
 

@@ -88,7 +88,9 @@ class RunDir:
         self.runner = asyncio.Runner()
         self.clock = Clock()
         name = f"calls-{rank}.jsonl" if rank else "calls.jsonl"
-        self.calls = CallLog(None if cfg.simulator in SCRIPTED else self.path / name)
+        self.calls = CallLog(
+            self.path / name if cfg.reader or cfg.simulator not in SCRIPTED else None
+        )
         self.held_lock = None  # of files.lock; None: not locked yet
         self.rows = []  # the lines of metrics since the start or the resume
         self.warned_of = set()  # the names of the warnings that were printed
@@ -96,10 +98,11 @@ class RunDir:
     # ---- begin and end
 
     def enter(self, all_gather_list):
-        """Lock the directory, if it is there; the lock ends with the process, or with `close`.
-        Returns the newest checkpoint, or None. The function is of support/ranks.py, which imports
-        torch; this file does without. Raises BadInput, on every rank, if they do not find the same
-        (on nodes without a shared file system), or if it is not whole."""
+        """Lock the directory, if it is there, and read the calls that were paid for; the lock ends
+        with the process, or with `close`. Returns the newest checkpoint, or None. The function is of
+        support/ranks.py, which imports torch; this file does without. Raises BadInput, on every rank,
+        if they do not find the same (on nodes without a shared file system), or if it is not
+        whole."""
         if self.first and self.path.exists():  # two runs would undo each other's files
             self.held_lock = lock(self.path)
         newest = checkpoints(self.path)[-1:] or [None]
@@ -110,13 +113,15 @@ class RunDir:
             )
         if newest[0]:
             state_of(newest[0])
+        if self.calls.path:  # nothing is paid for twice, whichever rank asked it
+            for path in self.path.glob("calls*.jsonl"):
+                self.calls.read(path)
         return newest[0]
 
     def begin(self, checkpoint, heldout):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
-        after it, because it will be done again, but read the calls that were paid for; write
-        config.json and heldout.json. The directory is made on every rank, and locked if it is new.
-        Returns the state. Raises BadInput."""
+        after it, because it will be done again; write config.json and heldout.json. The directory is
+        made on every rank, and locked if it is new. Returns the state. Raises BadInput."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -134,9 +139,6 @@ class RunDir:
             )
         self.seconds_before, self.heldout = state["seconds"]["total"], heldout
         self.path.mkdir(parents=True, exist_ok=True)  # a node may have a disk of its own
-        if self.calls.path:  # nothing is paid for twice, whichever rank asked it
-            for path in self.path.glob("calls*.jsonl"):
-                self.calls.read(path)
         if self.first:
             if self.held_lock is None:  # a new run; another may have begun here since `enter`
                 self.held_lock = lock(self.path)

@@ -21,12 +21,16 @@ from support.errors import (
     one_line,
 )
 from support.files import append_line, cut_unfinished_line, read_jsonl, without_surrogates
+from support.metrics import Clock
 
 import asyncio
+import copy
 import json
 import os
 import re
 import sys
+import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +57,7 @@ class Answer(str):
     thought = ""  # reasoning that the server has taken out of the text
     cut = False  # was it ended by the limit of tokens?
     problem = ""  # why it cannot be read, if it is empty or cut
+    likeliest = ()  # [(text, log-prob)] of the first token, if they were asked for
     tokens = None  # how many it has, those of the thought too, where the model counts them
 
     @property
@@ -85,13 +90,14 @@ class ServerModel:
 
     formats = FORMATS
 
-    def __init__(self, name, url, temperature=0.0, timeout=60.0):
+    def __init__(self, name, url, temperature=0.0, timeout=60.0, template_args=None):
         """timeout: seconds of one try; CALL_TIMEOUT is the time of all of them. Raises BadInput if
         the environment or the address allows no client."""
         import openai
 
         self.name = name
         self.url = url
+        self.template_args = template_args
         self.format, self.limit, self.temperature = FORMATS[0], "max_tokens", temperature
         self.most_tokens = MAX_ANSWER_TOKENS
         self.last_failure, self.has_answered = "", False
@@ -118,6 +124,20 @@ class ServerModel:
         if answer.thinks:
             self.most_tokens = MAX_THINKING_TOKENS
         return answer
+
+    async def likeliest(self, prompts, count):
+        """The `count` likeliest tokens behind each of `prompts`: a list of [(text, log-prob)].
+        Raises SimulatorRefused if the server does not tell them."""
+        options = {"top_p": 1, "logprobs": True, "top_logprobs": count}
+        if self.template_args:
+            options["extra_body"] = {"chat_template_kwargs": self.template_args}
+        asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        answers = await asyncio.gather(*(self.chat(messages, 1, **options) for messages in asked))
+        if not all(answer.likeliest for answer in answers):
+            raise SimulatorRefused(
+                f"{self.url}: {self.name} does not tell log-probs (top_logprobs)"
+            )
+        return [answer.likeliest for answer in answers]
 
     async def chat(self, messages, max_tokens, **options):
         """One question, as an Answer. options: more of OpenAI's parameters. Raises SimulatorFailed,
@@ -231,6 +251,8 @@ def read_response(text):
         return 200, None
     answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
     answer.tokens = at(at(body, "usage"), "completion_tokens")
+    told = at(at(at(at(choice, "logprobs"), "content"), 0), "top_logprobs") or ()
+    answer.likeliest = [(texts_in(at(token, "token")), at(token, "logprob")) for token in told]
     answer.cut = ended in ("length", "max_tokens", "model_length")
     empty = "" if answer.strip() else "empty"
     answer.problem = CUT if answer.cut else empty
@@ -366,6 +388,45 @@ class LocalModel:
 # ---------------------------------------------------------------------------------- the log of calls
 
 
+class Caller:
+    """Who calls a model: `concurrency` calls at once (None: any number), timed by `clock`, and kept
+    in `log`."""
+
+    def __init__(self, model, *, log=None, clock=None, concurrency=None):
+        """model: any `async def model(prompt, schema) -> text`."""
+        self.model = model
+        self.name = getattr(model, "name", "")
+        self.log = log or CallLog()
+        self.clock = clock or Clock()
+        self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
+
+    async def call(self, prompt, schema, key):
+        """One call to the model, which is logged. Returns the text. Where answers are kept, equal
+        questions at the same time share a call, whatever comes of it."""
+        if not self.log.path:
+            return await self.call_model(prompt, schema, key)
+        calls = self.log.calls
+        if key not in calls:
+            calls[key] = asyncio.create_task(self.call_model(prompt, schema, key))
+            calls[key].add_done_callback(lambda call: calls.pop(key))
+        return await asyncio.shield(calls[key])
+
+    async def call_model(self, prompt, schema, key):
+        """The call itself."""
+        async with self.slots:
+            began = time.perf_counter()
+            with self.clock.during("calls"):
+                text = await self.model(prompt, schema)
+        self.log.write(key, text, time.perf_counter() - began)
+        return text
+
+    def unlogged(self):
+        """The same one with an empty log: an old answer says nothing about the model of today."""
+        other = copy.copy(self)
+        other.log = CallLog()
+        return other
+
+
 @dataclass
 class CallLog:
     """All answers that were paid for, one line of JSON each, so that none is paid for twice: the
@@ -375,6 +436,7 @@ class CallLog:
     path: Path | None = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
     calls: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
+    waiting: list = field(default_factory=list)  # rows, until the directory of a run is made
 
     def read(self, path):
         """Read the answers of a log. Half a line that a killed run left is cut off, if it is ours."""
@@ -389,4 +451,6 @@ class CallLog:
         if self.path:
             self.answers[key] = text
             row = {"key": key, "answer": text, "seconds": round(seconds, 4)}
-            append_line(self.path, row | {"tokens": getattr(text, "tokens", None)})
+            self.waiting.append(row | {"tokens": getattr(text, "tokens", None)})
+            while self.waiting and self.path.parent.exists():
+                append_line(self.path, self.waiting.pop(0))

@@ -186,7 +186,8 @@ class Settings:
     )
     template_args: dict = flag(
         None,
-        "arguments of the policy's chat template, such as '{\"enable_thinking\": false}'",
+        "arguments of the chat templates of policy and --reader, such as "
+        "'{\"enable_thinking\": false}'",
         json_object,
         metavar="JSON",
     )
@@ -195,6 +196,13 @@ class Settings:
         "model that plays the user: toy, a script; toy-weak, a script that can be hacked; "
         "feelings, a script for which learned models of text rate each reply; openai:MODEL@URL, a "
         "server, its key in $RLVER_API_KEY or $OPENAI_API_KEY; local:DIR, a model in this process",
+        from_anywhere,
+        metavar="NAME",
+    )
+    reader: str = flag(
+        None,
+        "model that hears for the user, openai:MODEL@URL or local:DIR: feelings are read from its "
+        "log-probs (reader.py); not given: the user's model writes them, as in the paper",
         from_anywhere,
         metavar="NAME",
     )
@@ -443,6 +451,8 @@ def check(cfg, chosen):
             f"--gamma {cfg.gamma}: with --reward delta it must be 1, or the deltas no longer add "
             "up to how far the emotion came"
         )
+    if cfg.reader and cfg.difficulty != "vanilla":
+        raise BadInput(f"--reader hears vanilla users, not --difficulty {cfg.difficulty}")
     if cfg.engine == "vllm" and not vllm_is_there():
         raise BadInput(
             "--engine vllm: vLLM is not installed; requirements-vllm.txt says what to install"

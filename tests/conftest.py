@@ -145,8 +145,13 @@ def quick(no_pictures, monkeypatch):
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer():
+    """`make_tiny_tokenizer` without a word of its own."""
+    return make_tiny_tokenizer()
+
+
+def make_tiny_tokenizer(words=()):
     """A byte-level BPE in the manner of Qwen: three special tokens, <think> and </think> are only
-    text, in several tokens."""
+    text, in several tokens. words: made one token each."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -160,7 +165,7 @@ def tiny_tokenizer():
         ]
     )
     bpe.train_from_iterator(
-        TEXTS,
+        [*TEXTS, *[word for word in words for _ in range(200)]],
         trainers.BpeTrainer(
             vocab_size=330,
             special_tokens=special,

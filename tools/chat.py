@@ -17,7 +17,7 @@ import sys
 from textwrap import indent
 
 from evaluate import BENCHMARK, FLOOR, add_policy_flags, add_user_flags, load_policy, who_talks
-from simulator import EMOTION_SCHEMA, User, read_answer
+from simulator import User, analysis_in
 
 INDENT = 26 * " "  # of what the other side does not see
 
@@ -121,8 +121,8 @@ class ShownUser(User):
     async def feel(self, reply):
         """As simulator.User.feel. What the answer says of the reply and of the feeling is shown."""
         text, change = await super().feel(reply)
-        answer = read_answer(text, EMOTION_SCHEMA)
-        sentences = " ".join(answer[key] for key in ("content", "activity", "analysis"))
+        answer = analysis_in(text)
+        sentences = " ".join(answer[key] for key in ("content", "activity", "analysis")).strip()
         print(indent(fold(f"felt: {sentences} ({change:+d})", WIDTH - len(INDENT)), INDENT))
         return text, change
 

@@ -17,7 +17,7 @@ answers are kept in results/, so what was stopped goes on where it was; only the
 put a second time are always asked.
 """
 
-from support.errors import BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
+from support.errors import BadInput, BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
 from support.files import read_jsonl
 from support.metrics import INITIAL_EMOTION, emotion_level, words_of
 from support.servers import CALL_TIMEOUT
@@ -35,10 +35,9 @@ from itertools import product
 import numpy as np
 from tqdm.asyncio import tqdm
 
-from simulator import PROMPTS, User, load_profiles, make_simulator, toy_profiles
+from simulator import User, known_replies, make_simulator
 from tools.asking import open_call_log
 from tools.dialogues import show_table, tool_parser, write_outputs
-from toy import world
 
 # The kinds of replies that should lift a person, and those that should not. It depends for the
 # rest: a reply that is told again, advice that nobody needs, words to the model.
@@ -72,21 +71,6 @@ COMFORT = re.compile(r"(sorry|glad) to hear|here (for you|to (help|listen))|that
 # ------------------------------------------------------------------------------------------- asking
 
 
-def known_replies(is_scripted):
-    """The rows of prompts/replies.jsonl that set no weight, each with its "profile" and the "line"
-    that is replied to. is_scripted: only those to the toy's people."""
-    people = toy_profiles("heldout") + load_profiles(PROMPTS / "profiles" / "en_test.jsonl")
-    profiles = {profile.id: profile for profile in people}
-    rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] != "weights"]
-    rows.sort(key=lambda row: row["used"])  # "fitness", the richly told people, before "test"
-    for row in rows:
-        row["profile"] = profile = profiles[row["user"]]
-        if row["used"] == "test":
-            scene = world.read_scene(profile.scene, profile.task)
-            row["line"] = world.users_line(0, scene.story, scene.cues, "Emotion-C")
-    return [row for row in rows if row["used"] == "test" or not is_scripted]
-
-
 async def outcome_of(user, asking):
     """Await a question that `user` puts, a coroutine. Returns (the answer, or None; "read",
     "unreadable" at the first try, or "failed": refused, or not answered)."""
@@ -99,14 +83,12 @@ async def outcome_of(user, asking):
     return answer, "unreadable" if user.simulator.tries[1] else "read"
 
 
-async def put(row, simulator, emotion=None):
+async def put(row, simulator, emotion=None, speaks=True):
     """Put the reply of a row to its user. With an `emotion` it is put once more, past the log, and
-    the user's next line is asked for, said in this emotion. Returns what was found, {name in the
-    table: value}, as far as there were answers."""
-    said = [("me", row["line"]), *[("friend", text) for text in row["earlier"]]]
-    dialogue = [{"speaker": speaker, "text": text} for speaker, text in said]
+    the user's next line is asked for, said in this emotion, if it `speaks`. Returns what was found,
+    {name in the table: value}, as far as there were answers."""
     start, name = INITIAL_EMOTION["training"], f"fitness {row['reply']}"
-    user = User(simulator, row["profile"], start, name, dialogue)
+    user = User(simulator, row["profile"], start, name, row["dialogue"][:-1])
     twin = dataclasses.replace(user.copy(), simulator=simulator.unlogged())
     felt, outcome = await outcome_of(user, user.feel(row["reply"]))
     found = {"user": row["user"], "kind": row["kind"], "reply": row["reply"]}
@@ -120,6 +102,8 @@ async def put(row, simulator, emotion=None):
     found["outcomes"].append(outcome)
     if again:
         found["the same change again"] = again[1] == found["change"]
+    if not speaks:
+        return found
     user.emotion = emotion
     spoken, outcome = await outcome_of(user, user.answer())
     found["outcomes"].append(outcome)
@@ -132,14 +116,16 @@ async def put(row, simulator, emotion=None):
     return found
 
 
-async def put_all(rows, simulator):
+async def put_all(rows, simulator, speaks=True):
     """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns]. Raises
-    as `Simulator.check_form`."""
+    as `Simulator.check_form`, and `Reader.check`."""
     await simulator.check_form()
+    if simulator.reader:
+        await simulator.check_reader()
     count = min(ASKED_AGAIN, len(rows))
     # spread over persons and kinds; the second ten meet the levels shifted by one
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
-    calls = [put(row, simulator, emotions.get(k)) for k, row in enumerate(rows)]
+    calls = [put(row, simulator, emotions.get(k), speaks) for k, row in enumerate(rows)]
     return await tqdm.gather(*calls, desc="replies", leave=False)
 
 
@@ -235,19 +221,26 @@ def show(found, calls, who):
 
 def examine(args):
     """Measure what the flags ask for, and print it. Returns the exit code: 1 for an unfit model."""
-    is_scripted = args.simulator in SCRIPTED
-    rows, calls = known_replies(is_scripted)[: args.replies], []
-    how = {"concurrency": 16, "timeout": CALL_TIMEOUT, "retries": 1}
-    simulator = make_simulator(args.simulator, args.lang, args.difficulty, **how)
-    who = f"{args.simulator} {args.difficulty} {args.lang}"
-    if not is_scripted:
-        simulator.log = open_call_log(f"results/fitness-{re.sub(r'[^a-zA-Z0-9]+', '-', who)}.jsonl")
-        count, path = min(len(rows), ASKED_AGAIN), simulator.log.path
-        print(f"{len(rows) + count} calls, less the answers in {path}, and {count} past that log")
+    if not (args.simulator or args.reader):
+        raise BadInput("--simulator or --reader: name the model that is to be measured")
+    # a reader alone says nothing; a scripted user hears, and speaks for, the toy's people only
+    speaks, name = args.simulator is not None, args.simulator or "toy"
+    is_scripted = speaks and name in SCRIPTED
+    used = ["test"] if is_scripted else ["fitness", "test"]
+    rows = [row for kind in used for row in known_replies(kind)][: args.replies]
+    who, log, calls = f"{args.reader or name} {args.difficulty} {args.lang}", None, []
+    if args.reader or not is_scripted:
+        log = open_call_log(f"results/fitness-{re.sub(r'[^a-zA-Z0-9]+', '-', who)}.jsonl")
+        count = min(len(rows), ASKED_AGAIN)
+        print(
+            f"{len(rows) + count} calls, less the answers in {log.path}, and {count} past that log"
+        )
+    how = {"concurrency": 16, "timeout": CALL_TIMEOUT, "retries": 1, "log": log}
+    simulator = make_simulator(name, args.lang, args.difficulty, reader=args.reader, **how)
     try:
-        found = asyncio.run(put_all(rows, simulator))
-        if simulator.log.answers:
-            calls = [row for _, row, _ in read_jsonl(simulator.log.path) if isinstance(row, dict)]
+        found = asyncio.run(put_all(rows, simulator, speaks))
+        if log and log.answers:
+            calls = [row for _, row, _ in read_jsonl(log.path) if isinstance(row, dict)]
         result = show(found, calls, who)
     except BadModel as error:
         result = {"verdict": "unfit", "lacking": str(error)}
@@ -261,7 +254,9 @@ def main(argv=None):
     parser = tool_parser("fitness", __doc__)
     add = parser.add_argument
     text = "openai:MODEL@URL, local:DIR, or a scripted user"
-    add("--simulator", type=from_anywhere, required=True, metavar="NAME", help=text)
+    add("--simulator", type=from_anywhere, metavar="NAME", help=text)
+    text = "a model whose feelings are read, openai:MODEL@URL or local:DIR"
+    add("--reader", type=from_anywhere, metavar="NAME", help=text)
     levels = ["vanilla", "challenging"]
     add("--difficulty", choices=levels, default="vanilla", help="of the user (default: vanilla)")
     add("--lang", choices=["en", "zh"], default="en", help="of the prompts (default: en)")

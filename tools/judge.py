@@ -40,7 +40,7 @@ import numpy as np
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
-from simulator import EMOTION_SCHEMA, Unreadable, as_json, read_answer
+from simulator import EMOTION_SCHEMA, Unreadable, as_json, is_reading, read_answer
 from tools.asking import Question, add_judge_flags, ask, ask_files, made_by
 from tools.dialogues import (
     add_files,
@@ -85,6 +85,11 @@ def thoughts_of(dialogue):
         found, keys = turn["analysis"], THOUGHT_OF_SAGE
         with contextlib.suppress(Unreadable, KeyError):
             if not isinstance(found, dict):
+                if is_reading(found or ""):
+                    raise BadInput(
+                        f"{dialogue.id}: its feelings were read, not written (--reader): there are "
+                        "no thoughts to judge"
+                    )
                 found, keys = read_answer(found or "", EMOTION_SCHEMA), THOUGHT
             thoughts.append((turn, {key: found[name] for key, name in zip(THOUGHT, keys)}))
     return thoughts

@@ -68,14 +68,18 @@ def replay_file(args):
     args.lang = args.lang or recorded["lang"]
     check_playable(name, people.values())
     # the address of a server does not matter
-    is_same_user = user_label(name) == user_label(recorded["simulator"])
+    as_recorded = not (args.simulator or args.reader)
+    reader = recorded["reader"] if as_recorded else args.reader
+    then, now = (recorded["simulator"], recorded["reader"] or ""), (name, reader or "")
+    is_same_user = [*map(user_label, now)] == [*map(user_label, then)]
     is_replay = is_same_user and not args.difficulty and not args.paraphrase
     log = None  # a replay is there to ask again
-    if name not in SCRIPTED and not is_replay:
+    if (reader or name not in SCRIPTED) and not is_replay:
         log = open_call_log("results/replay-calls.jsonl")
     users, temperature = {}, args.simulator_temperature
     for level in args.difficulty or [recorded["difficulty"]]:
-        users[level] = make_simulator(name, args.lang, level, temperature=temperature, log=log)
+        how = {"temperature": temperature, "log": log, "reader": reader}
+        users[level] = make_simulator(name, args.lang, level, **how)
     result = asyncio.run(compare(args, rows, users, people, is_replay))
     write_outputs(args, "replay", result)
     return 1 if result["found"] else 0
@@ -214,6 +218,8 @@ def main(argv=None):
     add("--times", type=positive, default=1, metavar="N", help="replay each dialogue N times")
     text = "who plays the user (default: as recorded, else toy)"
     add("--simulator", type=from_anywhere, metavar="NAME", help=text)
+    text = "whose feelings are read in place of that user's (default: as recorded)"
+    add("--reader", type=from_anywhere, metavar="NAME", help=text)
     text = "sampling temperature of that model (default: 0)"
     add("--simulator-temperature", type=not_negative, default=0.0, metavar="T", help=text)
     levels = ["vanilla", "challenging"]

@@ -14,7 +14,8 @@ from answering import coded, feeling, saying
 from server import Loopback, completion, failure
 from tools import fitness
 
-KINDS = {row["reply"]: row["kind"] for row in fitness.known_replies(False)}
+ROWS = [*fitness.known_replies("fitness"), *fitness.known_replies("test")]
+KINDS = {row["reply"]: row["kind"] for row in ROWS}
 
 
 def reply_in(prompt):
@@ -207,11 +208,9 @@ def test_lines_out_of_their_part_are_counted():
 
 
 def test_a_scripted_user_hears_the_toys_people(tmp_path, capsys):
-    """And the replies that set the weights of the learned feelings are never among them."""
-    rows = fitness.known_replies(True)
-    assert len(rows) == 120 and {row["used"] for row in rows} == {"test"}
-    assert {row["profile"].id[:3] for row in rows} == {"toy"}
-    assert len(fitness.known_replies(False)) == 180
+    rows = fitness.known_replies("test")
+    assert len(rows) == 120 and {row["profile"].id[:3] for row in rows} == {"toy"}
+    assert len(ROWS) == 180  # never those that set weights
     assert fitness.main(["--simulator", "toy", "--replies", "20"]) == 1  # it knows the toy's words
     assert "five people must have answered" in " ".join(capsys.readouterr().out.split())
 

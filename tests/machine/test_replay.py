@@ -108,6 +108,7 @@ def test_a_user_hears_each_reply_in_the_recorded_emotion(good):
     asked = []
 
     class Deaf:
+        reader = None
         purposes = {"eq": ""}
         prompts = {"emotion": ""}
 

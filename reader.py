@@ -1,0 +1,132 @@
+"""reader.py - feelings that are read and not written: `--reader`.
+
+In the paper f_emo is written: a language model analyses the reply and writes a number. A small model
+writes nearly the same number whatever it hears. Asked a question that one word answers, the same
+model knows better; what it knows is read from its log-probs:
+
+    x_q = log p(yes) - log p(no)             of question q about the reply, at the next token
+    z_q = (x_q - mean_q) / std_q             mean and std over 60 known replies, of this model
+    change = round(clip(START + sum_q w_q z_q, -10, 10))
+
+One pass and one token: nothing is parsed, and a reply cannot forge a form. (It can still talk to the
+model: "Answer yes.")
+
+The questions stand in prompts/LANG/reader/, behind a beginning that all of them share: the person's
+story and last line, and what the friend says, as JSON. Is a model fit to be read? As for one that
+writes:  python -m tools.fitness --reader local:DIR
+"""
+
+from support.errors import BadInput, BadModel, UnreadableAnswers
+from support.files import digest
+from support.servers import Caller, ServerModel
+from support.settings import split_name
+
+import asyncio
+import json
+import math
+
+import numpy as np
+
+# The words whose log-odds are read, "yes" first.
+WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
+LIKELIEST = 20  # how many of the likeliest next tokens a model tells
+LEAST_MASS = 0.5  # of both words together; with less the model was about to say something else
+# How much a question counts: points of emotion for a standard deviation of its log-odds over the
+# replies of prompts/replies.jsonl that are marked "weights", which set them.
+WEIGHTS = {
+    "new": 2.5,  # nobody is helped by the same again, of the friend's words or of their own
+    "caring": 1.2,  # tells cold, dismissive and off topic best; alone it pays kindness to anybody
+    "need": 1.0,  # the only one that knows what this person is after
+    "natural": 0.5,  # heaps of words, sentences that break off
+}
+START = -0.5  # a reply that is like the mean of those sixty, of which half should not lift
+
+
+def log_odds(likeliest, words):
+    """(log p(yes) - log p(no), p(yes) + p(no), the words that are not there) of a next token.
+
+    likeliest: [(text of a token, log-prob)], the LIKELIEST ones; words: a pair of WORDS. Tokens that
+    differ in case or blanks are the same word. A word that is not there has at most the probability
+    of the least likely token, and is given that."""
+    found = {}  # {word: log-prob}
+    for text, log_prob in likeliest:
+        word = text.strip().casefold()
+        found[word] = np.logaddexp(found.get(word, -np.inf), log_prob)
+    least = min(log_prob for _, log_prob in likeliest)
+    yes, no = (float(found.get(word, least)) for word in words)
+    mass = sum(math.exp(found[word]) for word in words if word in found)
+    return yes - no, mass, [word for word in words if word not in found]
+
+
+class Reader(Caller):
+    """Hears replies for all users. `check` sets `scale`, without which nothing is heard."""
+
+    def __init__(self, source, lang="en", **shared):
+        """source: a model with `async likeliest(prompts, count)`. shared: a Caller's."""
+        super().__init__(self.read, **shared)
+        self.source, self.name, self.words = source, source.name, WORDS[lang]
+        self.scale = {}  # {question: (mean, std) of its log-odds over known replies}
+
+    async def read(self, prompts, words):
+        """The model of this Caller: `log_odds` behind each of `prompts`, with the likeliest word, as
+        JSON."""
+        found = []
+        for likeliest in await self.source.likeliest(prompts, LIKELIEST):
+            found.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
+        return json.dumps(found, ensure_ascii=False)
+
+    async def log_odds(self, prompts):
+        """{question: log-odds} of a reply. prompts: one for each of WEIGHTS (`User.questions`).
+        Equal replies to equal people are read once. Raises UnreadableAnswers."""
+        key = digest(self.name, prompts)
+        text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
+        found = {}
+        for name, (odds, mass, _, likeliest) in zip(WEIGHTS, json.loads(text)):
+            if mass < LEAST_MASS:
+                raise UnreadableAnswers(
+                    f"{' and '.join(self.words)} have {mass:.2f} of the probability at the question "
+                    f"{name!r}; the likeliest word is {likeliest!r}"
+                )
+            found[name] = odds
+        return found
+
+    async def hear(self, prompts):
+        """f_emo, read, up to the clamp: {"log_odds": {question: x}, "z": {question: z}, "sum":
+        START + the weighted sum of z}. Raises UnreadableAnswers."""
+        found, z = await self.log_odds(prompts), {}
+        for name, x in found.items():
+            mean, std = self.scale[name]
+            z[name] = (x - mean) / std
+        return {
+            "log_odds": found,
+            "z": z,
+            "sum": START + sum(WEIGHTS[name] * z[name] for name in z),
+        }
+
+    async def check(self, replies):
+        """Set `scale` by known replies, each the prompts of `log_odds`: log-odds of one model mean
+        nothing for another. Raises BadModel if the words are not what the model is about to say."""
+        try:
+            found = await asyncio.gather(*map(self.log_odds, replies))
+        except UnreadableAnswers as error:
+            raise BadModel(
+                f"{self.name} cannot be read: {error}. A model that thinks first, or writes "
+                "Markdown, may be told not to by --template-args; else take another one"
+            ) from None
+        for name in WEIGHTS:
+            column = [odds[name] for odds in found]
+            self.scale[name] = float(np.mean(column)), float(np.std(column)) or 1.0
+
+
+def make_reader(name, lang, timeout, template_args, **shared):
+    """The Reader over the model `name`, openai:MODEL@URL or local:DIR. Raises BadInput."""
+    kind, model, url = split_name(name)
+    if kind == "openai":
+        source = ServerModel(model, url, 1.0, timeout, template_args)
+    elif kind == "local" and model:
+        from engine import LocalReader  # here, because it loads torch
+
+        source = LocalReader(model, WORDS[lang], template_args)
+    else:
+        raise BadInput(f"--reader {name}: unknown; give openai:MODEL@URL or local:DIR")
+    return Reader(source, lang, **shared)

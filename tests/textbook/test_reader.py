@@ -1,0 +1,283 @@
+"""Feelings that are read (reader.py): log-odds by hand, one row for all questions against one pass for
+each, and from log-odds to a change."""
+
+from support.errors import BadModel, UnreadableAnswers
+from support.servers import CallLog
+
+import asyncio
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+import reader
+import rlver
+from conftest import make_tiny_model, make_tiny_tokenizer
+from engine import LocalReader
+from reader import LIKELIEST, Reader, log_odds
+from runs import SMALL, rows
+from server import Loopback, completion
+from simulator import Simulator, User, analysis_in, known_replies
+from tools import fitness, judge, replay
+from toy import world
+
+YES_NO = ("yes", "no")
+
+
+def questions_of(row):
+    """The prompts about the reply of a row of `known_replies`."""
+    user = User(Simulator(world.ScriptedModel()), row["profile"], dialogue=row["dialogue"])
+    return user.questions()
+
+
+def test_log_odds_by_hand():
+    """Of " Yes" and "yes" the probabilities are added; other words count for nothing."""
+    told = {"Yes": 0.3, " yes": 0.1, "no": 0.2, "Maybe": 0.25, "!": 0.05}
+    odds, mass, missing = log_odds([(word, math.log(p)) for word, p in told.items()], YES_NO)
+    assert odds == pytest.approx(math.log(0.4 / 0.2)) and mass == pytest.approx(0.6)
+    assert missing == []
+
+
+def test_a_word_that_is_not_told_is_at_most_as_likely_as_the_last_one():
+    told = [("yes", math.log(0.9)), ("sure", math.log(0.02)), ("I", math.log(0.01))]
+    odds, mass, missing = log_odds(told, YES_NO)
+    assert odds == pytest.approx(math.log(0.9 / 0.01)) and missing == ["no"]
+    assert mass == pytest.approx(0.9)  # what is only a bound is not counted
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory):
+    """The directory of a tiny model that was taught to answer yes to kind replies and no to cold
+    ones."""
+    path = tmp_path_factory.mktemp("taught")
+    tokenizer = make_tiny_tokenizer(YES_NO)
+    torch.manual_seed(0)
+    model = make_tiny_model(tokenizer, max_position_embeddings=4096)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    source = LocalReader(path, YES_NO)
+    chat, answers = source.chat, [source.chat.text(word)[0] for word in YES_NO]
+    rows = [row for row in known_replies("weights") if row["kind"] in ("generic warm", "cold")]
+    ids = [chat.first_prompt(questions_of(row)[0]) for row in rows]
+    wanted = torch.tensor([answers[row["kind"] == "cold"] for row in rows])
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(30):
+        last = torch.stack([model(torch.tensor([row])).logits[0, -1] for row in ids])
+        torch.nn.functional.cross_entropy(last, wanted).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(path)
+    return path
+
+
+def test_one_row_reads_what_a_pass_for_each_question_reads(taught):
+    """The questions are branches behind what they have in common. Against a plain forward pass of
+    each prompt alone, in fp32."""
+    hearing = Reader(LocalReader(taught, YES_NO, dtype=torch.float32))
+    row = known_replies("test")[0]
+    prompts = questions_of(row)
+    found = asyncio.run(hearing.source.likeliest(prompts, LIKELIEST))
+    assert len(prompts) == len(found) == len(reader.WEIGHTS) > 2
+    source = hearing.source
+    for prompt, told in zip(prompts, found):
+        ids = torch.tensor([source.chat.first_prompt(prompt) + source.chat.opening])
+        with torch.no_grad():
+            right = source.model(ids).logits[0, -1].log_softmax(-1).topk(LIKELIEST)
+        np.testing.assert_allclose([value for _, value in told], right.values, atol=1e-4)
+        assert [text for text, _ in told] == [source.chat.decode([i]) for i in right.indices]
+
+
+def test_a_reply_is_read_alike_in_any_company(taught):
+    """To the last bit: whoever else waits."""
+    rows = known_replies("test")[:6]
+
+    async def read(some):
+        hearing = Reader(LocalReader(taught, YES_NO))
+        calls = [hearing.log_odds(questions_of(row)) for row in some]
+        return await asyncio.gather(*calls)
+
+    together = asyncio.run(read(rows))
+    assert [asyncio.run(read([row]))[0] for row in reversed(rows)] == together[::-1]
+
+
+def user_read_by(taught):
+    simulator = Simulator(world.ScriptedModel(), reader=Reader(LocalReader(taught, YES_NO)))
+    asyncio.run(simulator.check_reader())
+    return simulator
+
+
+def test_every_logged_change_follows_from_its_log_odds(taught):
+    """The change of emotion, computed again from what a log keeps; and what f_reply is told."""
+    simulator, changes = user_read_by(taught), []
+    scale = simulator.reader.scale
+    for row in known_replies("test"):
+        user = User(simulator, row["profile"], dialogue=row["dialogue"][:-1])
+        text, change = asyncio.run(user.feel(row["dialogue"][-1]["text"]))
+        logged = json.loads(text)
+        total = reader.START
+        for name, x in logged["log_odds"].items():
+            mean, std = scale[name]
+            assert logged["z"][name] == pytest.approx((x - mean) / std)
+            total += reader.WEIGHTS[name] * (x - mean) / std
+        assert logged["sum"] == pytest.approx(total)
+        assert change == logged["change"] == round(max(-10, min(10, total)))
+        assert user.emotion == 30 + change and user.dialogue[-1]["text"] == row["reply"]
+        assert analysis_in(text)["analysis"] == user.planning["subjective"]
+        changes.append(change)
+    assert len(set(changes)) > 3
+
+
+def test_the_scale_is_that_of_sixty_known_replies(taught):
+    """Standardised by it they have mean 0 and spread 1, whatever the model's own log-odds are."""
+    hearing = user_read_by(taught).reader
+    rows = known_replies("weights")
+    assert len(rows) == 60
+    found = [asyncio.run(hearing.log_odds(questions_of(row))) for row in rows]
+    for name, (mean, std) in hearing.scale.items():
+        z = np.array([(odds[name] - mean) / std for odds in found])
+        assert abs(z.mean()) < 1e-6 and z.std() == pytest.approx(1)
+
+
+class Told:
+    """A model that tells one word, with a probability."""
+
+    name = "told"
+
+    def __init__(self, word, p):
+        self.told = [(word, math.log(p)), ("no", math.log(0.2))]
+
+    async def likeliest(self, prompts, count):
+        return [self.told for _ in prompts]
+
+
+@pytest.mark.parametrize("word, p, readable", [("yes", 0.4, True), ("<think>", 0.7, False)])
+def test_a_model_that_is_about_to_say_something_else_cannot_be_read(word, p, readable):
+    """yes and no must have half of the probability. The check says what the model begins with, and
+    what may help."""
+    hearing, rows = Reader(Told(word, p)), known_replies("weights")[:2]
+    if readable:
+        asyncio.run(hearing.check(map(questions_of, rows)))
+        return
+    with pytest.raises(UnreadableAnswers):
+        asyncio.run(hearing.log_odds(questions_of(rows[0])))
+    with pytest.raises(BadModel, match="'<think>'.*--template-args"):
+        asyncio.run(hearing.check(map(questions_of, rows)))
+
+
+@pytest.mark.parametrize("mean, change", [(-50, 10), (50, -10)])
+def test_a_reply_moves_by_ten_at_most(mean, change):
+    """However far its log-odds are from those of the sixty. The log has the sum before the clamp."""
+    simulator = Simulator(world.ScriptedModel(), reader=Reader(Told("yes", 0.4)))
+    simulator.reader.scale = dict.fromkeys(reader.WEIGHTS, (mean, 1.0))
+    row = known_replies("test")[0]
+    user = User(simulator, row["profile"], dialogue=row["dialogue"][:-1])
+    text, moved = asyncio.run(user.feel("Tell me more."))
+    assert moved == change and abs(json.loads(text)["sum"]) > 10
+    assert user.emotion == 30 + change
+
+
+def test_equal_words_to_another_need_are_read_again(taught, tmp_path):
+    """A call's key holds all of its prompts: only one of the questions names the need."""
+    log = CallLog(tmp_path / "calls.jsonl")
+    hearing, row = Reader(LocalReader(taught, YES_NO), log=log), known_replies("test")[0]
+    other = {**row, "profile": dataclasses.replace(row["profile"], task="You want advice, now.")}
+    found = [asyncio.run(hearing.log_odds(questions_of(each))) for each in (row, other, row)]
+    assert found[0] == found[2] != found[1] and len(rows(log.path)) == 2
+
+
+def test_a_word_of_two_tokens_is_refused_at_load(tiny_dir):
+    """Only the next token is read. (The tiny tokenizer knows no "yes".)"""
+    with pytest.raises(BadModel, match="yes and no"):
+        LocalReader(tiny_dir, YES_NO)
+
+
+# ----------------------------------------------------------------------------------- behind a server
+
+
+def telling(source, **changes):
+    """A server's function of a request: it tells the log-probs of `source`, as vLLM does for one
+    token: an empty text, ended by the limit. changes: of its answer."""
+
+    def reply(request):
+        assert (request["max_tokens"], request["temperature"], request["top_p"]) == (1, 1.0, 1)
+        assert request["logprobs"] is True and request["top_logprobs"] == LIKELIEST
+        prompts = [request["messages"][0]["content"]]
+        [likeliest] = source.forward(prompts, LIKELIEST)
+        told = [{"token": text, "logprob": value} for text, value in likeliest]
+        body = completion("", "length")
+        body["choices"][0]["logprobs"] = {"content": [{"top_logprobs": told}]}
+        body["choices"][0] |= changes
+        return 200, {}, body
+
+    return reply
+
+
+def test_a_server_is_read_like_a_model_in_here(taught):
+    """The same twenty tokens, so the same log-odds; one question a request there, all in one row
+    here."""
+    source, row = LocalReader(taught, YES_NO, dtype=torch.float32), known_replies("test")[0]
+    with Loopback(reply=telling(source)) as server:
+        there = reader.make_reader(f"openai:taught@{server.url}", "en", 10, None)
+        found = asyncio.run(there.log_odds(questions_of(row)))
+    here = asyncio.run(Reader(source).log_odds(questions_of(row)))
+    assert found == pytest.approx(here, abs=1e-4) and len(set(here.values())) > 2
+
+
+def test_a_server_without_log_probs_is_refused_before_a_run(taught, tmp_path, capfd):
+    source = LocalReader(taught, YES_NO)
+    with Loopback(reply=telling(source, logprobs=None)) as server:
+        read_by = ["--reader", f"openai:taught@{server.url}"]
+        assert rlver.main([*SMALL, *read_by, "--out", str(tmp_path / "run")]) == 2
+    assert "does not tell log-probs" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):
+    """The toy speaks, a model hears. Each change in the log follows from its answer; a resumed run
+    reads none of its replies twice; a replay finds all as recorded."""
+    out = tmp_path / "run"
+    assert rlver.main([*SMALL, "--reader", f"local:{taught}", "--out", str(out)]) == 0
+    dialogues = rows(out / "dialogues.jsonl")
+    turns = [turn for row in dialogues for turn in row["turns"] if turn["analysis"]]
+    assert len(turns) > 20
+    assert all(json.loads(turn["analysis"])["change"] == turn["change"] for turn in turns)
+    calls = rows(out / "calls.jsonl")
+    assert len({row["key"] for row in calls}) == len(calls)
+    assert rlver.main(["--resume", str(out), "--steps", "5"]) == 0
+    more = rows(out / "calls.jsonl")[len(calls) :]
+    assert not {row["key"] for row in more} & {row["key"] for row in calls}
+    assert replay.main([str(out / "dialogues.jsonl")]) == 0
+    assert "the same final score: 100.0 %" in capfd.readouterr().out
+    # the benchmark hears with the run's reader; there are no thoughts for a judge
+    measured = tmp_path / "after.jsonl"
+    flags = "--limit 2 --max-turns 2 --out".split()
+    assert evaluate.main(["--policy", str(out), *flags, str(measured)]) == 0
+    told = [
+        message for row in rows(measured) for message in row["history"] if "planning" in message
+    ]
+    assert told and all("My friend" in message["planning"]["analyse"] for message in told)
+    assert judge.main(["blri", str(out / "dialogues.jsonl"), "--judge", "scripted"]) == 2
+    assert "were read, not written" in capfd.readouterr().err
+
+
+def test_the_tool_that_measures_models_measures_a_reader(taught, tmp_path, monkeypatch, capsys):
+    """It hears and says nothing, so there are no lines; the same question gets the same change."""
+    monkeypatch.chdir(tmp_path)
+    fitness.main(["--reader", f"local:{taught}", "--replies", "10", "--json", "out.json"])
+    table = json.loads((tmp_path / "out.json").read_text())["table"]
+    assert table["answers read at the first try"][0] == 1
+    assert table["the same change again"] == [1.0, None, None, 10]
+    assert table["lines that speak as the friend"][-1] == 0
+    capsys.readouterr()
+    assert fitness.main([]) == 2
+    assert "--simulator or --reader" in capsys.readouterr().err
+
+
+def test_a_reader_hears_vanilla_users_only(taught, capfd):
+    flags = ["--reader", f"local:{taught}", "--difficulty", "challenging"]
+    assert rlver.main(flags) == 2
+    assert "--reader hears vanilla users" in capfd.readouterr().err
