@@ -13,7 +13,7 @@ second time, so that the comparison of all log-probs at every step tests them. (
 transformers are the same for the torch engine; vLLM has its own.)
 """
 
-from support.errors import BadInput, BadModel, one_line
+from support.errors import BadInput, BadModel, PromptRefused, one_line
 from support.loading import ChatFormat, best_device, load_model, load_to_sample, stop_ids
 from support.metrics import Clock
 from support.servers import LocalModel
@@ -478,10 +478,10 @@ class LocalReader:
     """A model in this process whose next word is read (reader.py), the model in the directory `path`.
 
     All questions about a reply begin alike. So they are one row: the beginning once, as a trunk, and
-    each question behind it as a branch that sees the trunk and itself. One row is one pass, whoever
-    else waits: its bits depend on nothing but itself."""
+    each question behind it as a branch that sees the trunk and itself. A row is never batched with
+    others, so its result does not depend on them, to the last bit."""
 
-    def __init__(self, path, words=(), template_args=None, dtype=None):
+    def __init__(self, path, words, template_args=None, dtype=None):
         """words: what will be read. dtype: the type of computing (default: bf16 on a GPU, or on a
         processor with AMX, which makes it several times faster; else fp32). Raises BadModel, also if
         a word is not one token."""
@@ -490,16 +490,23 @@ class LocalReader:
         is_fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported()
         dtype = dtype or (torch.bfloat16 if is_fast else torch.float32)
         self.model, tokenizer = load_model(path, device, "--reader local:", dtype)
+        # what is read is the first word, so it must not be one of a thought
+        template_args = {**(template_args or {}), "enable_thinking": False}
         self.chat = ChatFormat(tokenizer, template_args=template_args, stop_ids=stop_ids(path))
-        # In bf16 logits of 20 would be eighths, and log-odds of a reply as well.
-        self.head = self.model.get_output_embeddings().weight.float()  # [V, H]
+        # in fp32: in bf16 logits of 20, and so log-odds, would be rounded to eighths
+        self.head = copy.deepcopy(self.model.get_output_embeddings()).float()
+        self.context = self.model.config.get_text_config().max_position_embeddings
         ids = [self.chat.text(word) for word in words]
         if any(len(word) != 1 for word in ids) or len({word[0] for word in ids}) < len(words):
             raise BadModel(f"--reader local:{path}: {' and '.join(words)} must be a token each")
+        try:  # some architectures do not take this mask
+            self.forward(["Is it?", "Is it not?"], 1)
+        except Exception as error:  # of whatever transformers makes of it
+            raise BadModel(f"--reader local:{path}: {one_line(error)}") from None
 
     async def likeliest(self, prompts, count):
         """The `count` likeliest tokens behind each of `prompts`, which begin alike: a list of
-        [(text, log-prob)]."""
+        [(text, log-prob)]. Raises PromptRefused if one does not fit the context."""
         return self.forward(prompts, count)
 
     @torch.inference_mode()
@@ -507,6 +514,12 @@ class LocalReader:
         """`likeliest` itself."""
         device = next(self.model.parameters()).device
         rows = [self.chat.first_prompt(prompt) + self.chat.opening for prompt in prompts]
+        longest = max(map(len, rows))
+        if longest > self.context:
+            raise PromptRefused(
+                f"local:{self.name}: a prompt of {longest} tokens does not fit its context of "
+                f"{self.context}"
+            )
         trunk = os.path.commonprefix(rows)
         branches = [row[len(trunk) :] for row in rows]
         ids = trunk + [token for branch in branches for token in branch]
@@ -521,7 +534,7 @@ class LocalReader:
             attention_mask=visible[None, None].to(device),
             use_cache=False,
         ).last_hidden_state[0, ends.to(device)]
-        best = F.log_softmax(F.linear(hidden.float(), self.head), dim=-1).topk(count)
+        best = F.log_softmax(self.head(hidden.float()), dim=-1).topk(count)
         return [
             [(self.chat.decode([token]), value) for token, value in zip(tokens, values)]
             for tokens, values in zip(best.indices.tolist(), best.values.tolist())

@@ -313,7 +313,10 @@ def who_talks(args, name):
     }
     users, held_out = users_to_measure_with(args, policy, user["simulator"], user["lang"])
     name, lang, difficulty, reader = user.values()
-    how = {"temperature": args.simulator_temperature, "template_args": args.template_args}
+    if args.simulator and not args.reader:  # another user hears by itself
+        reader = user["reader"] = None
+    template_args = args.template_args or policy.run_settings.get("template_args")
+    how = {"temperature": args.simulator_temperature, "template_args": template_args}
     simulator = make_simulator(name, lang, difficulty, reader=reader, **how)
     keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
     settings = {
@@ -541,7 +544,7 @@ def add_user_flags(parser):
     add = parser.add_argument
     text = "toy, toy-weak, feelings, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
     add("--simulator", type=from_anywhere, help=f"model that plays the users: {text}")
-    text = "openai:MODEL@URL or local:DIR (default: the run's)"
+    text = "openai:MODEL@URL or local:DIR (default: the run's, without --simulator)"
     add("--reader", type=from_anywhere, help=f"model whose feelings are read: {text}")
     add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
     add("--world", choices=["chit-chat"], help="users who chat, in place of users with a trouble")

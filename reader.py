@@ -12,11 +12,18 @@ One pass and one token: nothing is parsed, and a reply cannot forge a form. (It 
 model: "Answer yes.")
 
 The questions stand in prompts/LANG/reader/, behind a beginning that all of them share: the person's
-story and last line, and what the friend says, as JSON. Is a model fit to be read? As for one that
-writes:  python -m tools.fitness --reader local:DIR
+story and last line, and what the friend says, as JSON. This command measures whether a model is fit:
+
+    python -m tools.fitness --reader local:DIR
 """
 
-from support.errors import BadInput, BadModel, UnreadableAnswers
+from support.errors import (
+    BadInput,
+    BadModel,
+    SimulatorFailed,
+    TooManyLost,
+    UnreadableAnswers,
+)
 from support.files import digest
 from support.servers import Caller, ServerModel
 from support.settings import split_name
@@ -39,7 +46,7 @@ WEIGHTS = {
     "need": 1.0,  # the only one that knows what this person is after
     "natural": 0.5,  # heaps of words, sentences that break off
 }
-START = -0.5  # a reply that is like the mean of those sixty, of which half should not lift
+START = -0.5  # the change at z = 0, an average reply of those sixty; half of them should not lift
 
 
 def log_odds(likeliest, words):
@@ -77,7 +84,7 @@ class Reader(Caller):
 
     async def log_odds(self, prompts):
         """{question: log-odds} of a reply. prompts: one for each of WEIGHTS (`User.questions`).
-        Equal replies to equal people are read once. Raises UnreadableAnswers."""
+        Where answers are kept, equal prompts are read once. Raises UnreadableAnswers."""
         key = digest(self.name, prompts)
         text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
         found = {}
@@ -113,16 +120,20 @@ class Reader(Caller):
                 f"{self.name} cannot be read: {error}. A model that thinks first, or writes "
                 "Markdown, may be told not to by --template-args; else take another one"
             ) from None
+        except SimulatorFailed as error:
+            raise TooManyLost(str(error)) from None
         for name in WEIGHTS:
             column = [odds[name] for odds in found]
             self.scale[name] = float(np.mean(column)), float(np.std(column)) or 1.0
 
 
-def make_reader(name, lang, timeout, template_args, **shared):
-    """The Reader over the model `name`, openai:MODEL@URL or local:DIR. Raises BadInput."""
+def make_reader(name, lang, timeout, template_args, limit=None, **shared):
+    """The Reader over the model `name`, openai:MODEL@URL or local:DIR. limit: how many replies a
+    server reads at once. Raises BadInput."""
     kind, model, url = split_name(name)
     if kind == "openai":
         source = ServerModel(model, url, 1.0, timeout, template_args)
+        shared["concurrency"] = limit
     elif kind == "local" and model:
         from engine import LocalReader  # here, because it loads torch
 

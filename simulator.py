@@ -315,8 +315,9 @@ class Simulator(Caller):
         # What a model is told when it is asked again: a fixed line, because words of its answer
         # might be the policy's. At temperature 0 the same prompt would get the same answer.
         self.complaint = load_prompt("complaint", lang)
-        self.person = load_prompt("person", lang, "reader")
-        # of a reader, {question: [the question, what f_reply is told at a yes, at a no]}
+        # Of a reader: what all questions begin with; and {question: [the question, what f_reply is
+        # told of a reply above the mean of the known ones, of another]}.
+        self.beginning = load_prompt("person", lang, "reader")
         self.questions = {
             name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS
         }
@@ -377,13 +378,13 @@ class Simulator(Caller):
         Returns what was found out, {attribute of the model: value} and the reader's "scale", for
         `learn` on other ranks. Raises as `check_form`, and SimulatorRefused."""
         kind, doubt = await self.check_form(), ""
-        kind_reply, cruel_reply = CHECK_REPLIES[self.lang]
-        if self.reader:
-            await self.check_reader()
-            _, kind = await self.unlogged().example().feel(kind_reply)
-        if kind is None:
+        if kind is None and not self.reader:
             return {}
+        kind_reply, cruel_reply = CHECK_REPLIES[self.lang]
         try:
+            if self.reader:
+                await self.check_reader()
+                _, kind = await self.unlogged().example().feel(kind_reply)
             _, cruel = await self.unlogged().example().feel(cruel_reply)
             _, again = await self.unlogged().example().feel(kind_reply)
         except UnreadableAnswers as error:
@@ -512,13 +513,12 @@ class User:
         values = self.values() | {name: as_json(value) for name, value in said.items()}
         simulator = self.simulator
         return [
-            fill(f"{simulator.person}\n\n{question}", values)
+            fill(f"{simulator.beginning}\n\n{question}", values)
             for question, _, _ in simulator.questions.values()
         ]
 
     async def feel_by_reading(self, reply):
-        """`feel` by the log-odds of the words that a model would answer with (reader.py). What
-        f_reply is told is a fixed sentence for each question."""
+        """`feel` with a Reader. f_reply is told one fixed sentence for each question."""
         said = {"speaker": "friend", "text": reply}
         self.dialogue.append(said)
         heard = await self.simulator.reader.hear(self.questions())
@@ -579,17 +579,19 @@ def make_simulator(
     **shared,
 ):
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), feelings (hears any
-    English), openai:MODEL@URL or local:DIR. flag: the flag that named it, for messages; reader: the
+    English), openai:MODEL@URL or local:DIR; None where only a reader is asked. flag: the flag that named it, for messages; reader: the
     name of the model whose feelings are read, and template_args: of its chat template; shared: more
     arguments of Simulator. Raises BadInput."""
-    kind, model, url = split_name(name)
+    kind, model, url = split_name(name or "toy")
+    if reader and difficulty != "vanilla":
+        raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
     if name in SCRIPTED and lang != "en":
         raise BadInput(f"--lang {lang}: the scripted user of {flag} {name} speaks English only")
     if name == "feelings":
         from toy import feelings  # here, because it needs packages that few have
 
         llm = feelings.FeelingsModel(difficulty)
-    elif name in SCRIPTED:
+    elif name in (None, *SCRIPTED):
         llm = world.ScriptedModel(difficulty, weak=name == "toy-weak")
     elif kind == "openai":
         llm = ServerModel(model, url, temperature, timeout)
@@ -601,11 +603,12 @@ def make_simulator(
         raise BadInput(
             f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
         )
+    limit = concurrency
     if kind != "openai":
         concurrency = None  # a script never waits, and an engine has a queue of its own
     if reader:
-        calls = {name: shared.get(name) for name in ("log", "clock")}
-        reader = make_reader(reader, lang, timeout, template_args, **calls)
+        how = {name: shared.get(name) for name in ("log", "clock")}
+        reader = make_reader(reader, lang, timeout, template_args, limit, **how)
     return Simulator(llm, lang, difficulty, concurrency=concurrency, reader=reader, **shared)
 
 

@@ -251,8 +251,10 @@ def read_response(text):
         return 200, None
     answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
     answer.tokens = at(at(body, "usage"), "completion_tokens")
-    told = at(at(at(at(choice, "logprobs"), "content"), 0), "top_logprobs") or ()
-    answer.likeliest = [(texts_in(at(token, "token")), at(token, "logprob")) for token in told]
+    told = at(at(at(at(choice, "logprobs"), "content"), 0), "top_logprobs")
+    told = told if isinstance(told, list) else []
+    told = [(at(one, "token"), at(one, "logprob")) for one in told]
+    answer.likeliest = [(texts_in(text), p) for text, p in told if isinstance(p, int | float)]
     answer.cut = ended in ("length", "max_tokens", "model_length")
     empty = "" if answer.strip() else "empty"
     answer.problem = CUT if answer.cut else empty

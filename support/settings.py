@@ -418,7 +418,7 @@ def check(cfg, chosen):
     """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
     has no effect in this run."""
     is_grpo = cfg.algo == "grpo"
-    no_server = not cfg.simulator.startswith("openai:")
+    no_server = not f"{cfg.simulator} {cfg.reader}".count("openai:")
     has_no_effect = {
         "gamma": is_grpo,
         "lam": is_grpo,
@@ -451,8 +451,6 @@ def check(cfg, chosen):
             f"--gamma {cfg.gamma}: with --reward delta it must be 1, or the deltas no longer add "
             "up to how far the emotion came"
         )
-    if cfg.reader and cfg.difficulty != "vanilla":
-        raise BadInput(f"--reader hears vanilla users, not --difficulty {cfg.difficulty}")
     if cfg.engine == "vllm" and not vllm_is_there():
         raise BadInput(
             "--engine vllm: vLLM is not installed; requirements-vllm.txt says what to install"
@@ -494,7 +492,8 @@ def resumed_settings(config, given):
     if "out" in changes:
         raise BadInput(f"--out has no effect with --resume: the run stays in {given['resume']}")
     for name, value in changes.items():
-        same_model = name == "simulator" and split_name(value)[:2] == split_name(config[name])[:2]
+        is_model = name in ("simulator", "reader") and config[name]
+        same_model = is_model and split_name(value)[:2] == split_name(config[name])[:2]
         if name not in RESUMABLE and not same_model:
             raise BadInput(
                 f"{flag_name(name)} cannot change in a resumed run (it has {config.get(name)!r}); "

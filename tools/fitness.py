@@ -3,6 +3,7 @@ people.
 
     python -m tools.fitness --simulator openai:MODEL@URL
     python -m tools.fitness --simulator local:DIR --difficulty challenging --replies 180
+    python -m tools.fitness --reader local:DIR
 
 The user's emotion is the whole reward. A model that moves it by the same number whatever is said,
 or cannot tell a cruel reply from a kind one, teaches nothing, and a run with it looks as usual for
@@ -49,7 +50,7 @@ READABLE = (0.80, 0.95)  # the share of questions whose first answer can be read
 COMMONEST = (0.80, 0.50)  # the share of the commonest change
 LOWER_END = (0.50, 0.75)  # of the interval of the AUC
 READING = (
-    "read: one whole JSON object with the right code. low, high: 95 % interval over people. AUC: how "
+    "read: one whole JSON object with the right code; of a reader, one of two words. low, high: 95 % interval over people. AUC: how "
     "often a reply of the first kind moves its person further up; 0.50 is chance. Unfit: less than "
     f"{READABLE[0]:.2f} read, or more than {COMMONEST[0]:.2f} one change, or a lower end of the last "
     f"line that is {LOWER_END[0]:.2f} or less. Fit: from {READABLE[1]:.2f} read, up to "
@@ -224,17 +225,16 @@ def examine(args):
     if not (args.simulator or args.reader):
         raise BadInput("--simulator or --reader: name the model that is to be measured")
     # a reader alone says nothing; a scripted user hears, and speaks for, the toy's people only
-    speaks, name = args.simulator is not None, args.simulator or "toy"
-    is_scripted = speaks and name in SCRIPTED
+    name, speaks = args.simulator, args.simulator is not None
+    is_scripted = name in SCRIPTED
     used = ["test"] if is_scripted else ["fitness", "test"]
     rows = [row for kind in used for row in known_replies(kind)][: args.replies]
     who, log, calls = f"{args.reader or name} {args.difficulty} {args.lang}", None, []
     if args.reader or not is_scripted:
         log = open_call_log(f"results/fitness-{re.sub(r'[^a-zA-Z0-9]+', '-', who)}.jsonl")
-        count = min(len(rows), ASKED_AGAIN)
-        print(
-            f"{len(rows) + count} calls, less the answers in {log.path}, and {count} past that log"
-        )
+        count = min(len(rows), ASKED_AGAIN)  # and as many lines; or a reader's known replies
+        asked = len(rows) + count * speaks + len(known_replies("weights")) * bool(args.reader)
+        print(f"{asked} calls, less the answers in {log.path}, and {count} past that log")
     how = {"concurrency": 16, "timeout": CALL_TIMEOUT, "retries": 1, "log": log}
     simulator = make_simulator(name, args.lang, args.difficulty, reader=args.reader, **how)
     try:

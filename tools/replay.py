@@ -218,7 +218,7 @@ def main(argv=None):
     add("--times", type=positive, default=1, metavar="N", help="replay each dialogue N times")
     text = "who plays the user (default: as recorded, else toy)"
     add("--simulator", type=from_anywhere, metavar="NAME", help=text)
-    text = "whose feelings are read in place of that user's (default: as recorded)"
+    text = "whose feelings are read in place of it (default: as recorded, without --simulator)"
     add("--reader", type=from_anywhere, metavar="NAME", help=text)
     text = "sampling temperature of that model (default: 0)"
     add("--simulator-temperature", type=not_negative, default=0.0, metavar="T", help=text)

@@ -1,7 +1,7 @@
 """Feelings that are read (reader.py): log-odds by hand, one row for all questions against one pass for
 each, and from log-odds to a change."""
 
-from support.errors import BadModel, UnreadableAnswers
+from support.errors import BadModel, SimulatorFailed, UnreadableAnswers
 from support.servers import CallLog
 
 import asyncio
@@ -227,9 +227,12 @@ def test_a_server_is_read_like_a_model_in_here(taught):
     assert found == pytest.approx(here, abs=1e-4) and len(set(here.values())) > 2
 
 
-def test_a_server_without_log_probs_is_refused_before_a_run(taught, tmp_path, capfd):
+@pytest.mark.parametrize(
+    "logprobs", [None, True, {"content": [{"top_logprobs": {"yes": 1}}]}, {"content": []}]
+)
+def test_a_server_without_log_probs_is_refused_before_a_run(logprobs, taught, tmp_path, capfd):
     source = LocalReader(taught, YES_NO)
-    with Loopback(reply=telling(source, logprobs=None)) as server:
+    with Loopback(reply=telling(source, logprobs=logprobs)) as server:
         read_by = ["--reader", f"openai:taught@{server.url}"]
         assert rlver.main([*SMALL, *read_by, "--out", str(tmp_path / "run")]) == 2
     assert "does not tell log-probs" in capfd.readouterr().err
@@ -277,7 +280,21 @@ def test_the_tool_that_measures_models_measures_a_reader(taught, tmp_path, monke
     assert "--simulator or --reader" in capsys.readouterr().err
 
 
-def test_a_reader_hears_vanilla_users_only(taught, capfd):
+@pytest.mark.parametrize("program", [rlver.main, fitness.main])
+def test_a_reader_hears_vanilla_users_only(program, taught, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
     flags = ["--reader", f"local:{taught}", "--difficulty", "challenging"]
-    assert rlver.main(flags) == 2
+    assert program(flags) == 2
     assert "--reader hears vanilla users" in capfd.readouterr().err
+
+
+def test_a_chinese_reader_is_asked_for_chinese_words(taught, tmp_path, monkeypatch, capfd):
+    """Where nobody speaks, the toy's English is in nobody's way. (This model knows no Chinese.)"""
+    monkeypatch.chdir(tmp_path)
+    assert fitness.main(["--reader", f"local:{taught}", "--lang", "zh"]) == 2
+    assert "是 and 否 must be a token each" in capfd.readouterr().err
+
+
+def test_a_prompt_that_does_not_fit_costs_its_own_dialogue(taught):
+    with pytest.raises(SimulatorFailed, match="does not fit its context of 4096"):
+        asyncio.run(LocalReader(taught, YES_NO).likeliest(["hurt " * 5000], LIKELIEST))
