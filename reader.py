@@ -12,7 +12,7 @@ One pass and one token: nothing is parsed, and a reply cannot forge a form. (It 
 model: "Answer yes.")
 
 The questions stand in prompts/LANG/reader/, behind a beginning that all of them share: the person's
-story and last line, and what the friend says, as JSON. This command measures whether a model is fit:
+story and last line, and what the friend has said, as JSON. This command measures whether a model is fit:
 
     python -m tools.fitness --reader local:DIR
 """
@@ -42,9 +42,9 @@ LEAST_MASS = 0.5  # of both words together; with less the model was about to say
 # replies of prompts/replies.jsonl that are marked "weights", which set them.
 WEIGHTS = {
     "new": 2.5,  # nobody is helped by the same again, of the friend's words or of their own
+    "helps": 1.5,  # tells words without sense, and the person's own, from an answer
     "caring": 1.2,  # tells cold, dismissive and off topic best; alone it pays kindness to anybody
     "need": 1.0,  # the only one that knows what this person is after
-    "natural": 0.5,  # heaps of words, sentences that break off
 }
 START = -0.5  # the change at z = 0, an average reply of those sixty; half of them should not lift
 

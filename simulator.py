@@ -96,6 +96,13 @@ class Profile:
     target: str = "eq"  # what the talk is for: one of PURPOSES
 
 
+def story_of(profile):
+    """What happened to a person: the first part of the background, without its heading. (All of it,
+    in scenes without headings.)"""
+    first, *_ = re.split(r"\n+(?=#)", profile.scene.strip())
+    return re.sub(r"^#.*\n", "", first)
+
+
 # ------------------------------------------------------------------------------------------ emotion
 
 
@@ -115,7 +122,7 @@ def move_emotion(emotion, change):
 PLACEHOLDERS = {
     "emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue", "code"},
     "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue", "code"},
-    "person": {"scene", "line", "earlier", "reply"},  # this one and the next: of a Reader
+    "person": {"story", "line", "earlier", "reply"},  # this one and the next: of a Reader
     "need": {"task"},
 }
 
@@ -510,7 +517,8 @@ class User:
         *earlier, reply = [turn["text"] for turn in self.dialogue if turn["speaker"] == "friend"]
         lines = [turn["text"] for turn in self.dialogue if turn["speaker"] == "me"]
         said = {"line": lines[-1], "earlier": earlier, "reply": reply}
-        values = self.values() | {name: as_json(value) for name, value in said.items()}
+        values = {name: as_json(value) for name, value in said.items()}
+        values |= {"story": story_of(self.profile), "task": self.profile.task}
         simulator = self.simulator
         return [
             fill(f"{simulator.beginning}\n\n{question}", values)
