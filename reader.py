@@ -12,7 +12,8 @@ One pass and one token: nothing is parsed, and a reply cannot forge a form. (It 
 model: "Answer yes.")
 
 The questions stand in prompts/LANG/reader/, behind a beginning that all of them share: the person's
-story and last line, and what the friend has said, as JSON. This command measures whether a model is fit:
+story and last line, and what the friend has said, as JSON. This command measures whether a model is
+fit:
 
     python -m tools.fitness --reader local:DIR
 """
@@ -82,7 +83,7 @@ class Reader(Caller):
             found.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
         return json.dumps(found, ensure_ascii=False)
 
-    async def log_odds(self, prompts):
+    async def ask(self, prompts):
         """{question: log-odds} of a reply. prompts: one for each of WEIGHTS (`User.questions`).
         Where answers are kept, equal prompts are read once. Raises UnreadableAnswers."""
         key = digest(self.name, prompts)
@@ -100,7 +101,7 @@ class Reader(Caller):
     async def hear(self, prompts):
         """f_emo, read, up to the clamp: {"log_odds": {question: x}, "z": {question: z}, "sum":
         START + the weighted sum of z}. Raises UnreadableAnswers."""
-        found, z = await self.log_odds(prompts), {}
+        found, z = await self.ask(prompts), {}
         for name, x in found.items():
             mean, std = self.scale[name]
             z[name] = (x - mean) / std
@@ -111,10 +112,10 @@ class Reader(Caller):
         }
 
     async def check(self, replies):
-        """Set `scale` by known replies, each the prompts of `log_odds`: log-odds of one model mean
+        """Set `scale` by known replies, each the prompts of `ask`: log-odds of one model mean
         nothing for another. Raises BadModel if the words are not what the model is about to say."""
         try:
-            found = await asyncio.gather(*map(self.log_odds, replies))
+            found = await asyncio.gather(*map(self.ask, replies))
         except UnreadableAnswers as error:
             raise BadModel(
                 f"{self.name} cannot be read: {error}. A model that thinks first, or writes "
@@ -127,13 +128,12 @@ class Reader(Caller):
             self.scale[name] = float(np.mean(column)), float(np.std(column)) or 1.0
 
 
-def make_reader(name, lang, timeout, template_args, limit=None, **shared):
-    """The Reader over the model `name`, openai:MODEL@URL or local:DIR. limit: how many replies a
-    server reads at once. Raises BadInput."""
+def make_reader(name, lang, timeout, template_args, **shared):
+    """The Reader over the model `name`, openai:MODEL@URL or local:DIR. shared: a Caller's. Raises
+    BadInput."""
     kind, model, url = split_name(name)
     if kind == "openai":
         source = ServerModel(model, url, 1.0, timeout, template_args)
-        shared["concurrency"] = limit
     elif kind == "local" and model:
         from engine import LocalReader  # here, because it loads torch
 

@@ -325,7 +325,7 @@ class Simulator(Caller):
         # Of a reader: what all questions begin with; and {question: [the question, what f_reply is
         # told of a reply above the mean of the known ones, of another]}.
         self.beginning = load_prompt("person", lang, "reader")
-        self.questions = {
+        self.one_word_questions = {
             name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS
         }
 
@@ -522,7 +522,7 @@ class User:
         simulator = self.simulator
         return [
             fill(f"{simulator.beginning}\n\n{question}", values)
-            for question, _, _ in simulator.questions.values()
+            for question, _, _ in simulator.one_word_questions.values()
         ]
 
     async def feel_by_reading(self, reply):
@@ -533,7 +533,7 @@ class User:
         heard["change"] = clamp_change(round(heard["sum"]))
         self.emotion = move_emotion(self.emotion, heard["change"])
         told = {}
-        for name, (_, yes, no) in self.simulator.questions.items():
+        for name, (_, yes, no) in self.simulator.one_word_questions.items():
             told[name] = yes if heard["z"][name] > 0 else no
         self.planning = {"objective": told.pop("need"), "subjective": " ".join(told.values())}
         return json.dumps(heard | self.planning, ensure_ascii=False), heard["change"]
@@ -587,9 +587,9 @@ def make_simulator(
     **shared,
 ):
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), feelings (hears any
-    English), openai:MODEL@URL or local:DIR; None where only a reader is asked. flag: the flag that named it, for messages; reader: the
-    name of the model whose feelings are read, and template_args: of its chat template; shared: more
-    arguments of Simulator. Raises BadInput."""
+    English), openai:MODEL@URL or local:DIR; None where only a reader is asked. flag: the flag that
+    named it, for messages; reader: the name of the model whose feelings are read, and template_args:
+    of its chat template; shared: more arguments of Simulator. Raises BadInput."""
     kind, model, url = split_name(name or "toy")
     if reader and difficulty != "vanilla":
         raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
@@ -611,12 +611,12 @@ def make_simulator(
         raise BadInput(
             f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
         )
-    limit = concurrency
-    if kind != "openai":
-        concurrency = None  # a script never waits, and an engine has a queue of its own
     if reader:
         how = {name: shared.get(name) for name in ("log", "clock")}
-        reader = make_reader(reader, lang, timeout, template_args, limit, **how)
+        how["concurrency"] = concurrency
+        reader = make_reader(reader, lang, timeout, template_args, **how)
+    if kind != "openai":
+        concurrency = None  # a script never waits, and an engine has a queue of its own
     return Simulator(llm, lang, difficulty, concurrency=concurrency, reader=reader, **shared)
 
 

@@ -50,8 +50,9 @@ READABLE = (0.80, 0.95)  # the share of questions whose first answer can be read
 COMMONEST = (0.80, 0.50)  # the share of the commonest change
 LOWER_END = (0.50, 0.75)  # of the interval of the AUC
 READING = (
-    "read: one whole JSON object with the right code; of a reader, one of two words. low, high: 95 % interval over people. AUC: how "
-    "often a reply of the first kind moves its person further up; 0.50 is chance. Unfit: less than "
+    "read: one whole JSON object with the right code; of a reader, one of two words. low, high: 95 % "
+    "interval over people. AUC: how often a reply of the first kind moves its person further up; 0.50 "
+    "is chance. Unfit: less than "
     f"{READABLE[0]:.2f} read, or more than {COMMONEST[0]:.2f} one change, or a lower end of the last "
     f"line that is {LOWER_END[0]:.2f} or less. Fit: from {READABLE[1]:.2f} read, up to "
     f"{COMMONEST[1]:.2f} one change, and a lower end from {LOWER_END[1]:.2f} on."

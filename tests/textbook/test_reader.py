@@ -97,14 +97,14 @@ def test_a_reply_is_read_alike_in_any_company(taught):
 
     async def read(some):
         hearing = Reader(LocalReader(taught, YES_NO))
-        calls = [hearing.log_odds(questions_of(row)) for row in some]
+        calls = [hearing.ask(questions_of(row)) for row in some]
         return await asyncio.gather(*calls)
 
     together = asyncio.run(read(rows))
     assert [asyncio.run(read([row]))[0] for row in reversed(rows)] == together[::-1]
 
 
-def user_read_by(taught):
+def simulator_read_by(taught):
     simulator = Simulator(world.ScriptedModel(), reader=Reader(LocalReader(taught, YES_NO)))
     asyncio.run(simulator.check_reader())
     return simulator
@@ -112,7 +112,7 @@ def user_read_by(taught):
 
 def test_every_logged_change_follows_from_its_log_odds(taught):
     """The change of emotion, computed again from what a log keeps; and what f_reply is told."""
-    simulator, changes = user_read_by(taught), []
+    simulator, changes = simulator_read_by(taught), []
     scale = simulator.reader.scale
     for row in known_replies("test"):
         user = User(simulator, row["profile"], dialogue=row["dialogue"][:-1])
@@ -133,10 +133,10 @@ def test_every_logged_change_follows_from_its_log_odds(taught):
 
 def test_the_scale_is_that_of_sixty_known_replies(taught):
     """Standardised by it they have mean 0 and spread 1, whatever the model's own log-odds are."""
-    hearing = user_read_by(taught).reader
+    hearing = simulator_read_by(taught).reader
     rows = known_replies("weights")
     assert len(rows) == 60
-    found = [asyncio.run(hearing.log_odds(questions_of(row))) for row in rows]
+    found = [asyncio.run(hearing.ask(questions_of(row))) for row in rows]
     for name, (mean, std) in hearing.scale.items():
         z = np.array([(odds[name] - mean) / std for odds in found])
         assert abs(z.mean()) < 1e-6 and z.std() == pytest.approx(1)
@@ -163,7 +163,7 @@ def test_a_model_that_is_about_to_say_something_else_cannot_be_read(word, p, rea
         asyncio.run(hearing.check(map(questions_of, rows)))
         return
     with pytest.raises(UnreadableAnswers):
-        asyncio.run(hearing.log_odds(questions_of(rows[0])))
+        asyncio.run(hearing.ask(questions_of(rows[0])))
     with pytest.raises(BadModel, match="'<think>'.*--template-args"):
         asyncio.run(hearing.check(map(questions_of, rows)))
 
@@ -185,7 +185,7 @@ def test_equal_words_to_another_need_are_read_again(taught, tmp_path):
     log = CallLog(tmp_path / "calls.jsonl")
     hearing, row = Reader(LocalReader(taught, YES_NO), log=log), known_replies("test")[0]
     other = {**row, "profile": dataclasses.replace(row["profile"], task="You want advice, now.")}
-    found = [asyncio.run(hearing.log_odds(questions_of(each))) for each in (row, other, row)]
+    found = [asyncio.run(hearing.ask(questions_of(each))) for each in (row, other, row)]
     assert found[0] == found[2] != found[1] and len(rows(log.path)) == 2
 
 
@@ -222,8 +222,8 @@ def test_a_server_is_read_like_a_model_in_here(taught):
     source, row = LocalReader(taught, YES_NO, dtype=torch.float32), known_replies("test")[0]
     with Loopback(reply=telling(source)) as server:
         there = reader.make_reader(f"openai:taught@{server.url}", "en", 10, None)
-        found = asyncio.run(there.log_odds(questions_of(row)))
-    here = asyncio.run(Reader(source).log_odds(questions_of(row)))
+        found = asyncio.run(there.ask(questions_of(row)))
+    here = asyncio.run(Reader(source).ask(questions_of(row)))
     assert found == pytest.approx(here, abs=1e-4) and len(set(here.values())) > 2
 
 
