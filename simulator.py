@@ -496,10 +496,10 @@ class User:
         """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (text, change): the
         model's whole answer, which makes the reward verifiable, and the clamped change. Raises
         SimulatorFailed."""
-        if self.simulator.reader:
-            return await self.feel_by_reading(reply)
         self.dialogue.append({"speaker": "friend", "text": reply})
         simulator = self.simulator
+        if simulator.reader:
+            return await self.feel_by_reading()
         text, answer = await simulator.ask(
             simulator.prompts["emotion"], self.values(), EMOTION_SCHEMA, self.name
         )
@@ -525,10 +525,8 @@ class User:
             for question, _, _ in simulator.one_word_questions.values()
         ]
 
-    async def feel_by_reading(self, reply):
+    async def feel_by_reading(self):
         """`feel` with a Reader. f_reply is told one fixed sentence for each question."""
-        said = {"speaker": "friend", "text": reply}
-        self.dialogue.append(said)
         heard = await self.simulator.reader.hear(self.questions())
         heard["change"] = clamp_change(round(heard["sum"]))
         self.emotion = move_emotion(self.emotion, heard["change"])
