@@ -542,7 +542,7 @@ def add_policy_flags(parser):
 def add_user_flags(parser):
     """The other flags that `who_talks` needs; tools have them too."""
     add = parser.add_argument
-    text = "toy, toy-weak, feelings, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
+    text = "toy, toy-weak, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
     add("--simulator", type=from_anywhere, help=f"model that plays the users: {text}")
     text = "openai:MODEL@URL or local:DIR (default: the run's, without --simulator)"
     add("--reader", type=from_anywhere, help=f"model whose feelings are read: {text}")

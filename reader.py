@@ -42,10 +42,12 @@ LEAST_MASS = 0.5  # of both words together; with less the model was about to say
 # How much a question counts: points of emotion for a standard deviation of its log-odds over the
 # replies of prompts/replies.jsonl that are marked "weights", which set them.
 WEIGHTS = {
-    "new": 2.5,  # nobody is helped by the same again, of the friend's words or of their own
+    "new": 2.5,  # tells to the point from warmth for anybody, which would else be all that is learned
     "helps": 1.5,  # tells words without sense, and the person's own, from an answer
-    "caring": 1.2,  # tells cold, dismissive and off topic best; alone it pays kindness to anybody
-    "need": 1.0,  # the only one that knows what this person is after
+    "need": 1.2,  # the only one that knows what this person is after
+    # A small model hears "is it a good reply?" in every question and says yes to a good one here, too.
+    # What is left of this yes beside the other three is the copy: of the friend's words or the person's.
+    "copied": -1.2,
 }
 START = -0.5  # the change at z = 0, an average reply of those sixty; half of them should not lift
 

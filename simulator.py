@@ -322,9 +322,11 @@ class Simulator(Caller):
         # What a model is told when it is asked again: a fixed line, because words of its answer
         # might be the policy's. At temperature 0 the same prompt would get the same answer.
         self.complaint = load_prompt("complaint", lang)
-        # Of a reader: what all questions begin with; and {question: [the question, what f_reply is
-        # told of a reply above the mean of the known ones, of another]}.
-        self.beginning = load_prompt("person", lang, "reader")
+        # Of a reader: {has the friend said anything before this reply?: what all questions begin
+        # with}; and {question: [the question, what f_reply is told of a reply above the mean of the
+        # known ones, of another]}.
+        person, friend, reply = load_prompt("person", lang, "reader").split("\n")
+        self.beginning = {True: f"{person}\n{friend}\n{reply}", False: f"{person}\n{reply}"}
         self.one_word_questions = {
             name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS
         }
@@ -516,13 +518,14 @@ class User:
         with the same beginning."""
         *earlier, reply = [turn["text"] for turn in self.dialogue if turn["speaker"] == "friend"]
         lines = [turn["text"] for turn in self.dialogue if turn["speaker"] == "me"]
-        said = {"line": lines[-1], "earlier": earlier, "reply": reply}
-        values = {name: as_json(value) for name, value in said.items()}
-        values |= {"story": story_of(self.profile), "task": self.profile.task}
-        simulator = self.simulator
+        values = {"story": story_of(self.profile), "task": self.profile.task}
+        values |= {"line": " ".join(lines[-1].split()), "reply": as_json(reply)}
+        values["earlier"] = as_json(earlier)
+        # An empty list of what was said before would cost a small model its ear for the rest.
+        begin = self.simulator.beginning[bool(earlier)]
         return [
-            fill(f"{simulator.beginning}\n\n{question}", values)
-            for question, _, _ in simulator.one_word_questions.values()
+            fill(f"{begin}\n\n{question}", values)
+            for question, _, _ in self.simulator.one_word_questions.values()
         ]
 
     async def feel_by_reading(self):
@@ -584,20 +587,16 @@ def make_simulator(
     template_args=None,
     **shared,
 ):
-    """The Simulator over the model `name`: toy, toy-weak (can be hacked), feelings (hears any
-    English), openai:MODEL@URL or local:DIR; None where only a reader is asked. flag: the flag that
-    named it, for messages; reader: the name of the model whose feelings are read, and template_args:
-    of its chat template; shared: more arguments of Simulator. Raises BadInput."""
+    """The Simulator over the model `name`: toy, toy-weak (can be hacked),
+    openai:MODEL@URL or local:DIR; None where only a reader is asked. flag: the flag that named it,
+    for messages; reader: the name of the model whose feelings are read, and template_args: of its
+    chat template; shared: more arguments of Simulator. Raises BadInput."""
     kind, model, url = split_name(name or "toy")
     if reader and difficulty != "vanilla":
         raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
     if name in SCRIPTED and lang != "en":
         raise BadInput(f"--lang {lang}: the scripted user of {flag} {name} speaks English only")
-    if name == "feelings":
-        from toy import feelings  # here, because it needs packages that few have
-
-        llm = feelings.FeelingsModel(difficulty)
-    elif name in (None, *SCRIPTED):
+    if name in (None, *SCRIPTED):
         llm = world.ScriptedModel(difficulty, weak=name == "toy-weak")
     elif kind == "openai":
         llm = ServerModel(model, url, temperature, timeout)

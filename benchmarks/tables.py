@@ -24,6 +24,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ import numpy as np
 
 import simulator
 from benchmarks import small
+from tools import fitness
 from tools.replay import final_score, replay_all
 
 RUNS = ROOT / "runs" / "tables"
@@ -75,7 +77,6 @@ class Job:
     name: str  # of its line, and of its directory
     flags: str
     threads: int = 1
-    continues: str = ""  # the job whose run goes on with these flags
 
 
 def jobs():
@@ -83,7 +84,7 @@ def jobs():
     yield from variants()
     yield from rewards()
     yield from users()
-    yield from small_model()
+    yield from readers()
 
 
 def variants():
@@ -114,16 +115,12 @@ def users():
         yield Job("hackable", f"grpo-direct-weak-{seed}", flags)
 
 
-def small_model():
-    """What is measured of the user with learned feelings, and the small language model that is
-    trained with it."""
-    for name in small.COMPUTED:
-        yield Job("feelings", name, "")
-    for algo, seed in (("grpo", 0), ("grpo", 1), ("grpo", 2), ("ppo", 0)):
-        flags = f"--algo {algo} {small.OF_ALGO[algo]} {small.FLAGS} --seed {seed}"
-        yield Job("small", f"small-{algo}-{seed}", flags)
-    # alone, with both cores, and after the run that it goes on with
-    yield Job("small", "small-grpo-0-long", "--steps 72", threads=2, continues="small-grpo-0")
+def readers():
+    """A language model as the user, read and asked in writing; and what replies earn that need no
+    training. With both cores, so alone. $READER is the model, see small.py."""
+    yield Job("reader", "reader-constants", "", threads=2)
+    for name, flags in (("reads", "--reader"), ("writes", "--simulator")):
+        yield Job("reader", f"reader-{name}", f"{flags} local:$READER", threads=2)
 
 
 # -------------------------------------------------------------------------------------- the results
@@ -172,8 +169,6 @@ def line_of_run(job, place):
         line["needs"] = scores_of_needs(place)
     if job.part == "hackable":
         line["metrics"]["strict"] = strict_emotions(place)
-    if job.part == "small":
-        line |= small.details(place)
     return rounded(line)
 
 
@@ -216,24 +211,32 @@ def do_job(job, results):
     none."""
     if job.name in results.read():
         return
-    if job.part == "feelings":
-        line = {"name": job.name, "part": job.part, **small.COMPUTED[job.name]()}
-        results.add(rounded(line))
+    if job.part == "reader":
+        results.add(rounded({"name": job.name, "part": job.part, **examine(job)}))
     else:
         place = train(job)
         if place:
             results.add(line_of_run(job, place))
 
 
+def examine(job):
+    """What is kept of a job of `readers`."""
+    if not job.flags:
+        return small.constants()
+    with tempfile.TemporaryDirectory() as place:
+        flags = os.path.expandvars(job.flags).split()
+        fitness.main([*flags, "--json", f"{place}/found.json"])
+        found = json.loads(Path(place, "found.json").read_text(encoding="utf-8"))
+    return {"table": found["table"], "verdict": found["verdict"]}
+
+
 def train(job):
     """Make the run of a job; one that was stopped goes on, and one that is there is taken as it is.
     Returns its directory, or None if it fails."""
-    place = RUNS / (job.continues or job.name)
-    if (place / "summary.json").is_file() and not job.continues:
+    place = RUNS / job.name
+    if (place / "summary.json").is_file():
         return place
-    if job.continues:
-        flags = ["--resume", str(place), *job.flags.split()]
-    elif (place / "config.json").is_file():
+    if (place / "config.json").is_file():
         flags = ["--resume", str(place)]
     else:
         flags = [*job.flags.split(), "--out", str(place)]
@@ -407,50 +410,35 @@ def table_signs(measured, tenth=0.1):
 
 
 def table_replies(measured):
-    """The kinds of replies: how often one of the row lifts more than one of the column."""
-    line = measured.get("feelings-replies")
+    """What a language model feels at the kinds of replies, read and asked in writing, and how often
+    a kind lifts more than another one."""
+    lines = [measured.get(f"reader-{name}") for name in ("reads", "writes")]
+    if not all(lines):
+        return ""
+    rows = []
+    for name in lines[0]["table"]:
+        if name.startswith(("change, ", "AUC, ")):
+            cells = [cell_of(name, *line["table"][name]) for line in lines]
+            rows.append([name, *cells])
+    return markdown(["", "read", "written"], rows)
+
+
+def cell_of(name, value, low, high, _):
+    """A cell of `table_replies`: a mean change, or an AUC with its interval over people."""
+    if value is None:
+        return ""
+    if name.startswith("change"):
+        return f"{value:+.1f}"
+    return f"{value:.2f}" + (f" ({low:.2f} to {high:.2f})" if low is not None else "")
+
+
+def table_constants(measured):
+    """The mean final emotions of people who hear what needs no training."""
+    line = measured.get("reader-constants")
     if not line:
         return ""
-    kinds = line["kinds"]
-    rows = []
-    for i, kind in enumerate(kinds):
-        cells = [f"{line['auc'][i][j]:.2f}" if j > i else "" for j in range(1, len(kinds))]
-        rows.append([kind, f"{line['means'][i]:+.1f}", *cells])
-    return markdown(["reply", "mean change", *kinds[1:]], rows)
-
-
-def table_small(measured):
-    """The runs of the small model, seed by seed, and what needs no training: mean final emotions of
-    the same 64 users."""
-    rows = []
-    for name, line in measured.items():
-        if line["part"] == "small":
-            rows.append([name.removeprefix("small-").replace("-", " "), *cells_of(line)])
-    if not rows or "feelings-constants" not in measured:
-        return ""
-    gain, low, high = small.mean_gain(seeds_of(measured, "small-grpo"))
-    mean = f"{gain:+.1f} ({low:.1f} to {high:.1f})"
-    rows.append(["grpo, mean and 95 % interval", "", "", mean, *[""] * 4])
-    for name, score in measured["feelings-constants"]["finals"].items():
-        rows.append([name, "", f"{score:.1f}", *[""] * 5])
-    head = ["", "before", "after", "gain", "perplexity under the start", "distinct word pairs"]
-    return markdown([*head, "cut off, %", "minutes (threads)"], rows)
-
-
-def cells_of(line):
-    """The cells of a run of the small model."""
-    before, after = np.mean(line["finals"], axis=1)
-    perplexity = [first(line, "ref_perplexity"), last(line, "ref_perplexity")]
-    cut = [100 * line["terms"]["cut"][i] for i in (0, -1)]
-    return [
-        f"{before:.1f}",
-        f"{after:.1f}",
-        f"{after - before:+.1f}",
-        "{:.1f} to {:.1f}".format(*perplexity),
-        "{:.2f} to {:.2f}".format(*line["distinct_2"]),
-        "{:.0f} to {:.0f}".format(*cut),
-        f"{line['seconds'] / 60:.0f} ({line['threads']})",
-    ]
+    rows = sorted(line["finals"].items(), key=lambda item: -item[1])
+    return markdown(["says", "ends at"], [[name, f"{score:.1f}"] for name, score in rows])
 
 
 # By the names in the documents' comments.
@@ -459,7 +447,7 @@ TABLES = {
     "hackable": table_hackable,
     "signs": table_signs,
     "replies": table_replies,
-    "small": table_small,
+    "constants": table_constants,
     "variants": table_variants,
     "rewards": table_rewards,
 }
@@ -495,14 +483,12 @@ def with_measured(text, measured):
 
 
 def write_documents(measured):
-    """Write all tables, and the picture of the long run."""
+    """Write all tables."""
     for path in documents():
         text = path.read_text(encoding="utf-8")
         new_text = with_measured(text, measured)
         if new_text != text:
             path.write_text(new_text, encoding="utf-8")
-    if "small-grpo-0-long" in measured:
-        small.draw_terms(measured["small-grpo-0-long"], ROOT / "docs" / "terms.png")
 
 
 # ------------------------------------------------------------------------------------- command line

@@ -321,7 +321,7 @@ def healthy_finals(run):
     """The final emotions of the healthy users when they hear the run's replies, [step][dialogue].
     A malformed dialogue is worth 0."""
     module = load_simulator(copy_of(run.healthy_twin().scripts))
-    simulator = module.make_simulator(run.lab.get("user", "toy"))
+    simulator = module.make_simulator("toy")
     profiles = {row["id"]: Profile(**row) for row in world.profiles("train")}
 
     async def final_emotion(dialogue):
@@ -384,17 +384,6 @@ def not_followed(run):
     return shares
 
 
-def term(run, name):
-    """The mean over replies of a term of the user with learned feelings (toy/feelings.py), as its
-    analyses name it: computed in every arm, whatever its weight there."""
-    means = []
-    for dialogues in dialogues_of(run):
-        turns = [turn for dialogue in dialogues for turn in dialogue["turns"]]
-        found = [re.search(rf"\b{name} ([+-]\d\.\d\d)", turn["analysis"] or "") for turn in turns]
-        means.append(np.mean([float(match[1]) for match in found if match]))
-    return means
-
-
 def copies(run):
     """Dialogues, in percent, whose replies are word for word those of another one of their
     group."""
@@ -434,8 +423,6 @@ TELL_TALES = {
     "reported_minus_healthy": reported_minus_healthy,
     "wrong_reward": wrong_reward,
     "not_followed": not_followed,
-    "repetition": functools.partial(term, name="repetition"),
-    "about": functools.partial(term, name="about"),
     "copies": copies,
     "foreign_tokens": foreign_tokens,
     "grad_norm_apart": grad_norm_apart,

@@ -86,7 +86,6 @@ json_object = partial(read_checked, json.loads, lambda x: isinstance(x, dict), "
 SCRIPTED = {
     "toy": "a script. It knows a small grammar and cannot judge comfort",
     "toy-weak": "a script. It counts words and is made to be hacked",
-    "feelings": "a script. Learned models of text rate each reply; they cannot judge comfort",
 }
 
 
@@ -194,8 +193,8 @@ class Settings:
     simulator: str = flag(
         "toy",
         "model that plays the user: toy, a script; toy-weak, a script that can be hacked; "
-        "feelings, a script for which learned models of text rate each reply; openai:MODEL@URL, a "
-        "server, its key in $RLVER_API_KEY or $OPENAI_API_KEY; local:DIR, a model in this process",
+        "openai:MODEL@URL, a server, its key in $RLVER_API_KEY or $OPENAI_API_KEY; local:DIR, a model "
+        "in this process",
         from_anywhere,
         metavar="NAME",
     )

@@ -136,7 +136,7 @@ def test_a_directory_is_known_from_everywhere(tmp_path, monkeypatch):
         ("--simulator-timeout 9", "--simulator-timeout has no effect"),
         ("--simulator-concurrency 9", "--simulator-concurrency has no effect"),
         ("--lang zh", "--lang zh"),
-        ("--simulator feelings --lang zh", "--lang zh: the scripted user of --simulator feelings"),
+        ("--simulator toy-weak --lang zh", "--lang zh: the scripted user of --simulator toy-weak"),
         ("--simulator openai:m@host/v1", "openai:m@host/v1: openai:MODEL@URL is needed"),
         ("--simulator openai:m@http://host:99999/v1", "openai:MODEL@URL is needed"),
         ("--simulator local:nowhere", "local:nowhere"),
