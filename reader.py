@@ -42,9 +42,9 @@ LEAST_MASS = 0.5  # of both words together; with less the model was about to say
 # How much a question counts: points of emotion for a standard deviation of its log-odds over the
 # replies of prompts/replies.jsonl that are marked "weights", which set them.
 WEIGHTS = {
-    "new": 2.5,  # tells to the point from warmth for anybody, which would else be all that is learned
-    "helps": 1.5,  # tells words without sense, and the person's own, from an answer
-    "need": 1.2,  # the only one that knows what this person is after
+    "new": 3.0,  # tells to the point from warmth for anybody, which would else be all that is learned
+    "need": 1.5,  # the only one that knows what this person is after
+    "helps": 0.5,  # tells words without sense best; little, because it likes any warmth
     # A small model hears "is it a good reply?" in every question and says yes to a good one here, too.
     # What is left of this yes beside the other three is the copy: of the friend's words or the person's.
     "copied": -1.2,

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Does it carry over? The toy's policy is trained with each of three users and met by each of them: by the strict
-# one (toy), by one that can be hacked (toy-weak), by one with learned feelings (feelings, which needs
-# requirements-smollm2.txt). A table of three by three, three seeds each.
+# Does it carry over? The toy's policy is trained with each of two users and met by each of them: by the strict one
+# (toy) and by one that can be hacked (toy-weak). A table of two by two, three seeds each.
 #   bash recipes/transfer.sh                              into runs/transfer
 #   bash recipes/transfer.sh runs/short 8 --steps 2       directory, users to measure with, flags of rlver.py
 # The same command goes on where it was stopped.
@@ -11,7 +10,7 @@ out=${1:-runs/transfer}
 limit=${2:-128}
 shift $(($# < 2 ? $# : 2))
 
-users="toy toy-weak feelings"
+users="toy toy-weak"
 
 for seed in 0 1 2; do
     for trained in $users; do

@@ -238,6 +238,16 @@ def tiny_dir(tiny_model, tiny_tokenizer, tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory):
+    """The directory of a tiny model that hears kind replies and cold ones apart."""
+    import teach  # here, because few tests need a reader
+
+    path = tmp_path_factory.mktemp("taught")
+    teach.teach(path)
+    return path
+
+
 def need_wheels(*names):
     """Skip a test where one of these wheels of requirements-smollm2.txt is not installed. Where
     RLVER_WHEELS is set, as in .ci/run, which installs them, it fails instead."""
@@ -247,12 +257,6 @@ def need_wheels(*names):
         except importlib.metadata.PackageNotFoundError:
             refuse = pytest.fail if os.environ.get("RLVER_WHEELS") else pytest.skip
             refuse(f"{name} is not installed; requirements-smollm2.txt says how")
-
-
-@pytest.fixture(scope="session")
-def feelings_wheels():
-    """What a user with learned feelings needs."""
-    need_wheels("nade", "wordllama", "fasttext-predict")
 
 
 @pytest.fixture(scope="session")

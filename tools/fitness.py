@@ -36,14 +36,20 @@ from itertools import product
 import numpy as np
 from tqdm.asyncio import tqdm
 
-from simulator import User, known_replies, make_simulator
+from simulator import PROMPTS, User, known_replies, make_simulator
 from tools.asking import open_call_log
 from tools.dialogues import show_table, tool_parser, write_outputs
 
 # The kinds of replies that should lift a person, and those that should not. It depends for the
 # rest: a reply that is told again, advice that nobody needs, words to the model.
 LIFTING = ("to the point", "advice needed", "generic warm")
-NOT_LIFTING = ("cold", "dismissive", "off topic", "word salad", "echo")
+UNKIND, EMPTY = ("cold", "dismissive", "off topic"), ("word salad", "echo")
+NOT_LIFTING = UNKIND + EMPTY
+POOLED = {  # {name in the table: (kinds that should lift more, others)}
+    "all that lift over cold, dismissive, off topic": (LIFTING, UNKIND),
+    "all that lift over word salad, echo, repetition": (LIFTING, (*EMPTY, "repetition")),
+    "to the point over generic warm": (["to the point"], ["generic warm"]),
+}
 # The bounds of the verdict, set before any model was measured with them: unfit beyond the first, fit
 # within the second.
 READABLE = (0.80, 0.95)  # the share of questions whose first answer can be read
@@ -66,6 +72,8 @@ FOUND_AGAIN = (
     "lines that speak as the friend",
     *(f"leaves at {emotion_level(emotion)}" for emotion in EMOTIONS),
 )
+# What talks to a reader, and neutral words, as many: [{"said": ..., "neutral": ...}].
+WORDINGS = [row for _, row, _ in read_jsonl(PROMPTS / "talking.jsonl")]
 # What a comforter says. (A user who said "my mother" speaks as the friend with "your mother", too.)
 COMFORT = re.compile(r"(sorry|glad) to hear|here (for you|to (help|listen))|that must|not alone")
 
@@ -118,9 +126,36 @@ async def put(row, simulator, emotion=None, speaks=True):
     return found
 
 
+async def talk(rows, simulator):
+    """What words to the reader gain, such as "Answer yes.": each wording of prompts/talking.jsonl
+    against neutral words, as many, said to the same person. Returns [{"user": ..., "behind": what
+    they stand behind, "said": the wording, "gain": in points of emotion}]."""
+
+    async def gain(row, behind, reply, wording):
+        found, changes = {"user": row["user"], "behind": behind, "said": wording["said"]}, []
+        for name in ("said", "neutral"):
+            user = User(simulator, row["profile"], dialogue=list(row["dialogue"][:-1]))
+            felt, _ = await outcome_of(user, user.feel(f"{reply} {wording[name]}".strip()))
+            if not felt:
+                return found
+            changes.append(felt[1])
+        return found | {"gain": changes[0] - changes[1]}
+
+    calls = []
+    for row in rows:
+        reply = row["reply"]
+        of_kind = {
+            "generic warm": {"a kind reply": reply, "nothing": "", "an empty reply": "Okay."},
+            "cold": {"a cold reply": reply},
+        }
+        for behind, reply in of_kind.get(row["kind"], {}).items():
+            calls += [gain(row, behind, reply, wording) for wording in WORDINGS]
+    return await tqdm.gather(*calls, desc="words to the reader", leave=False)
+
+
 async def put_all(rows, simulator, speaks=True):
-    """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns]. Raises
-    as `Simulator.check_form`, and `Reader.check`."""
+    """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns] and
+    [what `talk` returns], with a reader. Raises as `Simulator.check_form`, and `Reader.check`."""
     await simulator.check_form()
     if simulator.reader:
         await simulator.check_reader()
@@ -128,7 +163,9 @@ async def put_all(rows, simulator, speaks=True):
     # spread over persons and kinds; the second ten meet the levels shifted by one
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
     calls = [put(row, simulator, emotions.get(k), speaks) for k, row in enumerate(rows)]
-    return await tqdm.gather(*calls, desc="replies", leave=False)
+    found = await tqdm.gather(*calls, desc="replies", leave=False)
+    people = [row for row in rows if row["used"] == "fitness"]
+    return found, await talk(people, simulator) if simulator.reader else []
 
 
 # ------------------------------------------------------------------------------------------ counting
@@ -189,16 +226,15 @@ def mean(rows, name):
 # ----------------------------------------------------------------------------------------- the table
 
 
-def show(found, calls, who):
-    """Print the table and the verdict. found: of `put_all`; calls: the rows of its log; who: the
-    table's title. Returns what --json asks for. Raises TooManyLost if more than a fifth failed."""
+def show(found, gains, calls, who):
+    """Print the table and the verdict. found, gains: of `put_all`; calls: the rows of its log; who:
+    the table's title. Returns what --json asks for. Raises TooManyLost if more than a fifth failed."""
     outcomes = Counter(outcome for row in found for outcome in row["outcomes"])
     changes = Counter(row["change"] for row in found if "change" in row)
     [(commonest, count)] = changes.most_common(1) or [(0, 0)]
     n, failed = changes.total(), outcomes["failed"]
     answered = outcomes.total() - failed
     readable, share = outcomes["read"] / max(1, answered), count / max(1, n)
-    pooled = auc_between(found, LIFTING, NOT_LIFTING)
     table = {
         "questions that failed": [failed / outcomes.total(), None, None, outcomes.total()],
         "answers read at the first try": [readable, None, None, answered],
@@ -210,15 +246,30 @@ def show(found, calls, who):
     for kind in dict.fromkeys(row["kind"] for row in found):
         heard = [row for row in found if row["kind"] == kind]
         table[f"change, {kind}"] = mean(heard, "change")
+    for behind in dict.fromkeys(row["behind"] for row in gains):
+        said = [row for row in gains if row["behind"] == behind]
+        table[f"gain by words to the reader, behind {behind}"] = mean(said, "gain")
+    if gains:
+        largest = max(row.get("gain", 0) for row in gains)
+        table["the largest of these gains"] = [largest, None, None, len(gains)]
     for good, bad in product(LIFTING, NOT_LIFTING):
         table[f"AUC, {good} over {bad}"] = auc_between(found, [good], [bad])
+    for name, (good, bad) in POOLED.items():
+        table[f"AUC, {name}"] = auc_between(found, good, bad)
+    advice = [
+        [row["change"] for row in found if row["kind"] == kind and "change" in row]
+        for kind in ("advice needed", "advice unneeded")
+    ]
+    if all(advice):  # to other people: nobody hears both
+        table["AUC, advice needed over advice unneeded"] = [auc(*advice), None, None, len(found)]
+    pooled = auc_between(found, LIFTING, NOT_LIFTING)
     table["AUC, all that lift over all that do not"] = pooled
     show_table(who, ["value", "low", "high", "n"], table, READING)
     if failed > outcomes.total() / 5:
         raise TooManyLost("more than a fifth of the questions failed; give the same command again")
     grade, lacking = verdict(readable, share, pooled[1])
     print("\n" + fold(f"verdict: {grade}{lacking and ': '}{lacking}"))
-    return {"table": table, "verdict": grade, "lacking": lacking, "found": found}
+    return {"table": table, "verdict": grade, "lacking": lacking, "found": found, "gains": gains}
 
 
 def examine(args):
@@ -233,16 +284,19 @@ def examine(args):
     who, log, calls = f"{args.reader or name} {args.difficulty} {args.lang}", None, []
     if args.reader or not is_scripted:
         log = open_call_log(f"results/fitness-{re.sub(r'[^a-zA-Z0-9]+', '-', who)}.jsonl")
-        count = min(len(rows), ASKED_AGAIN)  # and as many lines; or a reader's known replies
-        asked = len(rows) + count * speaks + len(known_replies("weights")) * bool(args.reader)
+        count = min(len(rows), ASKED_AGAIN)  # and as many lines; or what only a reader is asked
+        asked = len(rows) + count * speaks
+        if args.reader:
+            people = {row["user"] for row in rows if row["used"] == "fitness"}
+            asked += len(known_replies("weights")) + 8 * len(WORDINGS) * len(people)
         print(f"{asked} calls, less the answers in {log.path}, and {count} past that log")
     how = {"concurrency": 16, "timeout": CALL_TIMEOUT, "retries": 1, "log": log}
     simulator = make_simulator(name, args.lang, args.difficulty, reader=args.reader, **how)
     try:
-        found = asyncio.run(put_all(rows, simulator, speaks))
+        found, gains = asyncio.run(put_all(rows, simulator, speaks))
         if log and log.answers:
             calls = [row for _, row, _ in read_jsonl(log.path) if isinstance(row, dict)]
-        result = show(found, calls, who)
+        result = show(found, gains, calls, who)
     except BadModel as error:
         result = {"verdict": "unfit", "lacking": str(error)}
         print(fold(f"verdict: unfit: {error}"))

@@ -73,14 +73,6 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
     assert shown == set(tables.TABLES)
 
 
-def test_the_readme_shows_a_measured_dialogue():
-    """The first held-out user of seed 0, before and after, word for word."""
-    readme = " ".join((tables.ROOT / "README.md").read_text(encoding="utf-8").split())
-    for when, dialogues in zip(("before", "after"), MEASURED["small-grpo-0"]["dialogues"]):
-        reply, felt = dialogues[0][1]
-        assert f"{when} [{felt - 30:+d}] {' '.join(reply.split())}" in readme
-
-
 @pytest.mark.slow
 def test_a_line_holds_what_tables_need(learnt):
     """Short numbers, of a whole run. Its own user is the strict one."""

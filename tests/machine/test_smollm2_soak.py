@@ -17,14 +17,11 @@ import rlver
 from runs import cut_at, go_on, metrics, output_of
 from several_ranks import ROOT
 
-pytestmark = [
-    pytest.mark.soak,
-    pytest.mark.usefixtures("smollm2_dir", "feelings_wheels", "no_pictures"),
-]
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("smollm2_dir", "no_pictures")]
 
 MODEL = ROOT / ".cache" / "smollm2"  # where the fixture smollm2_dir and the recipe have it
 FLAGS = (
-    f"--model {MODEL} --simulator feelings --lora-rank 16 --lr 7e-4 --warmup 2 --minibatches 1 "
+    f"--model {MODEL} --lora-rank 16 --lr 7e-4 --warmup 2 --minibatches 1 "
     "--temperature 0.7 --kl-coef 0.006 --tokens-per-gpu 512 --steps 1 --batch-size 4 --max-turns 2 "
     "--max-tokens 8 --eval-size 2 --save-every 1"
 ).split()
@@ -32,19 +29,16 @@ GRPO = ["--group-size", 2]
 IDS = torch.arange(3, 60)[None]
 
 
-def flags_of(out, *more):
-    return [str(word) for word in (*FLAGS, "--out", out, *more)]
-
-
-def run(out, *more):
-    assert rlver.main(flags_of(out, *more)) == 0
+def flags_of(out, taught, *more):
+    return [str(word) for word in (*FLAGS, "--reader", f"local:{taught}", "--out", out, *more)]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The directory of an uninterrupted run of two steps, with the recipe's settings."""
+def trained(tmp_path_factory, taught):
+    """The directory of an uninterrupted run of two steps, with the recipe's settings. The toy's
+    people hear by a tiny model."""
     out = tmp_path_factory.mktemp("smollm2") / "run"
-    run(out, *GRPO, "--steps", 2)
+    assert rlver.main(flags_of(out, taught, *GRPO, "--steps", 2)) == 0
     yield out
     shutil.rmtree(out)  # its checkpoint has 600 MB
 
@@ -80,14 +74,16 @@ def test_a_run_learns_what_it_samples(trained):
     assert all(tensor.any() for tensor in adapters.values())
 
 
-def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(trained, tmp_path, monkeypatch):
+def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(
+    trained, taught, tmp_path, monkeypatch
+):
     """The power goes in the second step's dialogues. From the checkpoint of the first it is done
     again: the same words and the same numbers, byte for byte but for the seconds."""
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         # 2 dialogues of the evaluation before, 4 and the metrics of step 1, then those of step 2
         cut_at(9, patch)
-        assert rlver.main(flags_of(out, *GRPO, "--steps", 2)) == 130
+        assert rlver.main(flags_of(out, taught, *GRPO, "--steps", 2)) == 130
     assert (out / "checkpoint-000001").exists()
     assert go_on(out) == 0
     assert metrics(out) == metrics(trained)
@@ -97,11 +93,11 @@ def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(trained, tmp_path,
     shutil.rmtree(out)
 
 
-def test_ppo_with_adapters_for_its_critic_takes_a_step_and_goes_on(tmp_path):
+def test_ppo_with_adapters_for_its_critic_takes_a_step_and_goes_on(tmp_path, taught):
     """Three views of one base: the critic's adapters and head are in the checkpoint, and are there
     after the resume."""
     out = tmp_path / "ppo"
-    run(out, "--algo", "ppo", "--critic-lr", 2e-3)
+    assert rlver.main(flags_of(out, taught, "--algo", "ppo", "--critic-lr", 2e-3)) == 0
     saved = torch.load(out / "checkpoint-000001" / "trainer.pt", weights_only=True)["adapters"]
     critic = {name: tensor for name, tensor in saved.items() if "critic" in name}
     assert len(critic) == 2 * 7 * 30 + 2  # and the head, weight and bias
@@ -119,13 +115,13 @@ def test_ppo_with_adapters_for_its_critic_takes_a_step_and_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("policy", ["run", "model"])
-def test_one_can_talk_to_it_and_watch_it_talk(policy, trained):
+def test_one_can_talk_to_it_and_watch_it_talk(policy, trained, taught):
     """A chat at a pipe instead of a terminal ends with its input; --show needs no input."""
     name = trained if policy == "run" else MODEL
     lines = "My sister forgot my birthday.\nWhat do you say?\n"
     text = tool("tools.chat", name, "--max-tokens", 8, text=lines)
     assert text.count("it>  ") == 2 and "malformed" not in text
-    flags = ["--simulator", "feelings", "--max-turns", 1, "--max-tokens", 8]
+    flags = ["--reader", f"local:{taught}", "--max-turns", 1, "--max-tokens", 8]
     text = tool("tools.chat", name, "--show", *flags)
     assert "policy  " in text and "ended by turn_limit" in text
 
@@ -133,12 +129,12 @@ def test_one_can_talk_to_it_and_watch_it_talk(policy, trained):
 # --------------------------------------------------------------------------- what cannot work well
 
 
-def test_thinking_without_learning_is_explained(tmp_path, capfd):
+def test_thinking_without_learning_is_explained(tmp_path, taught, capfd):
     """A model of this size does not keep the form <think>...</think>: all its dialogues are
     malformed and earn 0, so no group teaches anything. Who starts such a run is told so."""
     out = tmp_path / "think"
     flags = ["--think", "--batch-size", 2, *GRPO, "--max-turns", 1]
-    text = output_of(capfd, 0, rlver.main, *flags_of(out, *flags))
+    text = output_of(capfd, 0, rlver.main, *flags_of(out, taught, *flags))
     (row,) = metrics(out)
     assert row["malformed"] > 50 and row["zero_std_groups"] == 1
     assert "dialogues before training ended malformed" in text

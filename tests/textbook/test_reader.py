@@ -16,22 +16,14 @@ import torch
 import evaluate
 import reader
 import rlver
-from conftest import make_tiny_model, make_tiny_tokenizer
 from engine import LocalReader
 from reader import LIKELIEST, Reader, log_odds
 from runs import SMALL, rows
 from server import Loopback, completion
 from simulator import Simulator, User, analysis_in, known_replies
+from teach import YES_NO, questions_of
 from tools import fitness, judge, replay
 from toy import world
-
-YES_NO = ("yes", "no")
-
-
-def questions_of(row):
-    """The prompts about the reply of a row of `known_replies`."""
-    user = User(Simulator(world.ScriptedModel()), row["profile"], dialogue=row["dialogue"])
-    return user.questions()
 
 
 def test_log_odds_by_hand():
@@ -47,31 +39,6 @@ def test_a_word_that_is_not_told_is_at_most_as_likely_as_the_last_one():
     odds, mass, missing = log_odds(told, YES_NO)
     assert odds == pytest.approx(math.log(0.9 / 0.01)) and missing == ["no"]
     assert mass == pytest.approx(0.9)  # what is only a bound is not counted
-
-
-@pytest.fixture(scope="session")
-def taught(tmp_path_factory):
-    """The directory of a tiny model that was taught to answer yes to kind replies and no to cold
-    ones."""
-    path = tmp_path_factory.mktemp("taught")
-    tokenizer = make_tiny_tokenizer(YES_NO)
-    torch.manual_seed(0)
-    model = make_tiny_model(tokenizer, max_position_embeddings=4096)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    source = LocalReader(path, YES_NO)
-    chat, answers = source.chat, [source.chat.text(word)[0] for word in YES_NO]
-    rows = [row for row in known_replies("weights") if row["kind"] in ("generic warm", "cold")]
-    ids = [chat.first_prompt(questions_of(row)[0]) for row in rows]
-    wanted = torch.tensor([answers[row["kind"] == "cold"] for row in rows])
-    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-    for _ in range(30):
-        last = torch.stack([model(torch.tensor([row])).logits[0, -1] for row in ids])
-        torch.nn.functional.cross_entropy(last, wanted).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.save_pretrained(path)
-    return path
 
 
 def test_one_row_reads_what_a_pass_for_each_question_reads(taught):

@@ -1,0 +1,48 @@
+"""teach.py - a tiny model that was taught to answer yes to kind replies and no to cold ones: a reader
+(reader.py) for tests that have no large one.
+
+    python tests/teach.py DIR
+"""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import conftest  # first: it sets the path
+from engine import LocalReader
+from simulator import Simulator, User, known_replies
+from toy import world
+
+YES_NO = ("yes", "no")
+
+
+def questions_of(row):
+    """The prompts about the reply of a row of `known_replies`."""
+    user = User(Simulator(world.ScriptedModel()), row["profile"], dialogue=row["dialogue"])
+    return user.questions()
+
+
+def teach(path):
+    """Make the model in the directory `path`."""
+    tokenizer = conftest.make_tiny_tokenizer(YES_NO)
+    torch.manual_seed(0)
+    model = conftest.make_tiny_model(tokenizer, max_position_embeddings=4096)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    chat = LocalReader(path, YES_NO).chat
+    yes, no = (chat.text(word)[0] for word in YES_NO)
+    rows = [row for row in known_replies("weights") if row["kind"] in ("generic warm", "cold")]
+    ids = [chat.first_prompt(questions_of(row)[0]) for row in rows]
+    wanted = torch.tensor([no if row["kind"] == "cold" else yes for row in rows])
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(30):
+        last = torch.stack([model(torch.tensor([row])).logits[0, -1] for row in ids])
+        F.cross_entropy(last, wanted).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(path)
+
+
+if __name__ == "__main__":
+    teach(sys.argv[1])
