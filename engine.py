@@ -13,8 +13,9 @@ second time, so that the comparison of all log-probs at every step tests them. (
 transformers are the same for the torch engine; vLLM has its own.)
 """
 
+from support.chat_format import ChatFormat
 from support.errors import BadInput, BadModel, PromptRefused, one_line
-from support.loading import ChatFormat, best_device, load_model, load_to_sample, stop_ids
+from support.loading import best_device, load_model, load_to_sample, stop_ids
 from support.metrics import Clock
 from support.servers import LocalModel
 

@@ -16,8 +16,8 @@ the flags ask for. Result files are read, scored and compared in support/results
 """
 
 from support import files, results
-from support.errors import BadInput, SimulatorFailed, TooManyLost
-from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
+from support.answers import PROMPTS, load_prompt
+from support.errors import BadInput, TooManyLost
 from support.rundir import checkpoints, refuse_other_heldout, state_of
 from support.servers import ServerModel
 from support.settings import (
@@ -43,22 +43,15 @@ from typing import Callable
 
 from tqdm import tqdm
 
-from simulator import (
-    PROMPTS,
-    User,
-    analysis_in,
-    check_playable,
-    load_profiles,
-    load_prompt,
-    make_simulator,
-    users_of_run,
-)
+from emotion import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
+from rollout import Agent, read_reply, rollout
+from simulator import analysis_in, check_playable, load_profiles, make_simulator, users_of_run
 from toy import world
 
 # The modules that load torch are imported in the functions that need them: --score and --compare
 # need no model, and start at once.
 
-FLOOR = 9  # a dialogue ends at this emotion or a lower one: SAGE stops below 10
+STOP_BELOW = 10  # a dialogue ends below this emotion
 BENCHMARK = 3  # the second number of an agent's seed; rlver.py uses 0 (training) and 1 (evaluation)
 
 
@@ -68,46 +61,42 @@ BENCHMARK = 3  # the second number of an agent's seed; rlver.py uses 0 (training
 async def hold_dialogues(policy, simulator, users, settings, path, finished_ids):
     """Hold the dialogues of all `users` at once, but for those of `finished_ids`; each is appended
     to the file `path` when it ends. settings: all that decides the results; each line holds them.
-    Returns [(id of the user, error)] of those that were lost."""
-    from rlver import converse
-
-    lost = []
-    todo = [(index, user) for index, user in enumerate(users) if user.id not in finished_ids]
+    Returns the rows of `rollout` for those that were lost."""
+    # The number of a user counts the finished ones too, so a continued evaluation draws the random
+    # numbers that an uninterrupted one would have drawn.
+    todo = {n: user for n, user in enumerate(users) if user.id not in finished_ids}
     if todo:
         await simulator.check()
-    bar = tqdm(total=len(todo), desc="benchmark", unit="dialogue")
-
-    async def hold_dialogue(index, profile):
-        user = User(simulator, profile, settings["start"], f"benchmark {profile.id}")
-        # The index counts the finished users too, so a continued evaluation draws the random
-        # numbers that an uninterrupted one would have drawn.
-        agent = policy.make_agent([settings["seed"], BENCHMARK, index])
-        try:
-            first_line = await user.open()
-            episode = await converse(agent, user, first_line, settings["max_turns"], floor=FLOOR)
-            if not episode.turns:  # as in a rollout: nothing was said that could be scored
-                raise SimulatorFailed("the first line leaves no room in the context for a reply")
-            files.append_line(path, row_of(profile, episode, user, settings))
-        except SimulatorFailed as error:
-            lost.append((profile.id, error))
-        bar.update()
-
-    with bar:
-        await asyncio.gather(*[hold_dialogue(index, profile) for index, profile in todo])
+    with tqdm(total=len(todo), desc="benchmark", unit="dialogue") as bar:
+        _, lost = await rollout(
+            simulator,
+            todo,
+            1,
+            lambda number: policy.make_agent([settings["seed"], BENCHMARK, number]),
+            settings["max_turns"],
+            start=settings["start"],
+            stop_below=STOP_BELOW,
+            own_first_line=True,
+            name="benchmark",
+            bar=bar,
+            on_end=lambda episode, user: files.append_line(path, row_of(episode, user, settings)),
+        )
     return lost
 
 
-def row_of(profile, episode, user, settings):
+def row_of(episode, user, settings):
     """One dialogue as a line of the result file: in the format of SAGE's released files, with what
     is ours under "rlver"."""
+    profile = user.profile
     history = [{"role": "user", "content": episode.first_line, "emotion-point": settings["start"]}]
     # The user has a thought for each line that its model made. The first line is one of these,
     # unless the profile brings its own; SAGE's format has no place for the thought behind it.
     thoughts = user.thoughts if profile.first_talk else user.thoughts[1:]
     for i, turn in enumerate(episode.turns):
-        ours = {key: turn[key] for key in ("thought", "change", "emotion", "analysis")}
-        history.append({"role": "assistant", "content": turn["reply"], "rlver": ours})
-        if turn["user"] is not None:  # only the last reply may have no answer
+        keys = ("thought", "change", "emotion", "analysis")
+        ours = {key: getattr(turn, key) for key in keys}
+        history.append({"role": "assistant", "content": turn.reply, "rlver": ours})
+        if turn.user is not None:  # only the last reply may have no answer
             history.append(message_of_user(turn, thoughts[i]))
     keys = ("player", "scene", "topic", "task", "need", "target")
     return {
@@ -128,18 +117,18 @@ def row_of(profile, episode, user, settings):
 
 def message_of_user(turn, thought):
     """The user's answer in a turn, as a message of the history. thought: the one behind it."""
-    analysis = analysis_in(turn["analysis"])
+    analysis = analysis_in(turn.analysis)
     return {
         "role": "user",
-        "content": turn["user"],
+        "content": turn.user,
         "thinking": thought,
-        "emotion-point": turn["emotion"],
+        "emotion-point": turn.emotion,
         "planning": {
             "activity": analysis["activity"],
             "TargetCompletion": analysis["target_completion"],
             "content": analysis["content"],
             "analyse": analysis["analysis"],
-            "change": turn["change"],
+            "change": turn.change,
         },
     }
 
@@ -233,12 +222,12 @@ def agents_in_process(weights, settings, is_toy):
     """A function seed -> Agent over weights that are loaded here, once and in the type of
     computing: by vLLM where that is installed and there is a GPU. Fills in settings["context"], the
     longest that the model allows, where nothing says it."""
-    from support.loading import ChatFormat, directory_of, load_to_sample, load_tokenizer, stop_ids
+    from support.chat_format import ChatFormat
+    from support.loading import directory_of, load_to_sample, load_tokenizer, stop_ids
 
     import torch
 
     from engine import TorchEngine, VllmEngine
-    from policy import Agent
 
     # as in training: the toy knows its job without a system prompt
     system = "" if is_toy else system_prompt(settings)
@@ -266,7 +255,8 @@ def agents_in_process(weights, settings, is_toy):
 
 def system_prompt(settings):
     """The system prompt of a policy with these settings."""
-    return load_prompt(f"policy_{world.mode_of(settings['think'])}", settings["policy_lang"])
+    mode = "think" if settings["think"] else "direct"
+    return load_prompt(f"policy_{mode}", settings["policy_lang"])
 
 
 class ServerAgent:
@@ -281,10 +271,8 @@ class ServerAgent:
         self.cut = 0  # replies that the limit of tokens ended, or that are empty
 
     async def reply(self, line):
-        """As policy.Agent.reply, but for the tokens. A thought that the server has taken out of the
+        """As rollout.Agent.reply, but for the tokens. A thought that the server has taken out of the
         reply is put back in front of it. Raises SimulatorFailed."""
-        from policy import read_reply
-
         self.messages.append({"role": "user", "content": line})
         text = await self.server.chat(self.messages, self.settings["max_tokens"])
         self.cut += bool(text.problem)
@@ -442,8 +430,9 @@ def run_benchmark(args):
         lost = asyncio.run(hold_dialogues(policy, simulator, users, settings, path, finished))
     finally:
         os.close(held_lock)
-    for profile_id, error in lost:
-        complain(f"{profile_id} is missing: {error}; run the same command again to fill it in")
+    for row in lost:
+        why = f"{row['profile_id']} is missing: {row['reason']}"
+        complain(f"{why}; run the same command again to fill it in")
     if len(lost) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost: each of them failed")
     ids = {user.id for user in users}

@@ -2,19 +2,14 @@
 
 A run builds them from the starting policy or from a checkpoint. After each update the engine is
 given the new weights (`sync`); vLLM then samples a few tokens, whose log-probs show that the new
-weights have arrived (`probe`). `kl_start` measures how far the policy has moved from the start, and
-`gather` collects what a checkpoint holds.
+weights have arrived (`probe`). `gather` collects what a checkpoint holds. DistanceFromStart measures
+how far the policy has moved.
 """
 
+from support.answers import load_prompt
+from support.chat_format import ChatFormat
 from support.errors import BadModel, one_line
-from support.loading import (
-    ChatFormat,
-    best_device,
-    load_model,
-    load_tensors,
-    memory_of,
-    stop_ids,
-)
+from support.loading import best_device, load_model, load_tensors, memory_of, stop_ids
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
@@ -38,18 +33,9 @@ import torch
 
 from engine import TorchEngine, VllmEngine
 from lora import AdapterView, SharedBase, merge, write_peft
-from policy import (
-    Batch,
-    Critic,
-    Episode,
-    Policy,
-    Segment,
-    dummy_batch,
-    pack,
-    recompute_activations,
-)
+from policy import Batch, Critic, Policy, dummy_batch, pack, recompute_activations
 from ppo import kl_penalty, log_probs_of, logp_gap
-from simulator import load_prompt
+from rollout import Episode, Segment
 from toy import world
 
 # What the two self-checks of an update allow (ppo.logp_gap, ppo.check_first_ratio):
@@ -64,7 +50,7 @@ LIMITS = {  # dtype: (gap_limits, ratio_limit)
     torch.float32: ((1e-4, 1e-2), 1e-3),
     torch.bfloat16: ((0.1, float("inf")), 0.2),
 }
-START_DIALOGUES = 8  # how many dialogues of the starting policy `keep_start` keeps
+START_DIALOGUES = 8  # of the starting policy, for DistanceFromStart
 # What a user says in `probe`.
 PROBE = (
     "I do not know where to begin. Last week my sister forgot my birthday, and when I asked "
@@ -90,7 +76,6 @@ class Models:
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
         # for ppo.py, which knows of ranks only these two
         self.reduce, self.world_size = all_reduce_sum, world_size()
-        self.start_dialogues = None  # those of `keep_start`, read when `kl_start` is first called
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -225,6 +210,12 @@ class Models:
         kept = self.cfg.tokens_per_gpu * numbers_per_token * self.dtype.itemsize  # bytes
         return kept > memory / 4
 
+    def set_learning_rates(self, share):
+        """Set the learning rates of policy and critic to this share of their full values."""
+        self.optimizer.param_groups[0]["lr"] = self.cfg.lr * share
+        if self.critic:
+            self.critic_optimizer.param_groups[0]["lr"] = self.cfg.critic_lr * share
+
     # ---------------------------------------------------------------------------------- sampling
 
     def sync(self):
@@ -251,48 +242,6 @@ class Models:
         batch = batch.to(self.device)
         # raises SelfCheckFailed beyond the limits
         logp_gap([batch], log_probs_of(self.policy, [batch]), self.gap_limits, self.reduce)
-
-    # ------------------------------------------------------------------- distance from the start
-
-    def keep_start(self, episodes, path):
-        """Keep a few dialogues of the starting policy in the file `path`, each a batch of its own,
-        with the log-probs that it gives their tokens. So `kl_start` can measure at every step how
-        far the policy has moved, without the starting policy in memory."""
-        episodes = all_gather_list(episodes[:START_DIALOGUES])
-        episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
-        kept = []
-        for episode in episodes:
-            batch = pack([episode], self.pad)
-            [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
-            kept.append((vars(batch), log_probs.cpu()))
-        if rank() == 0:
-            scratch = path.with_name(f".{path.name}")  # nobody ever finds half a file
-            torch.save(kept, scratch)
-            os.replace(scratch, path)
-
-    def read_start(self, path):
-        """This rank's part of what `keep_start` has kept: [(Batch, log-probs of pi_0)]. Every rank
-        gets equally many, empty ones if need be, because a forward pass is a collective call. Only
-        the first rank needs the file."""
-        kept = broadcast(load_tensors, path)
-        here = [
-            (Batch(**tensors), log_probs) for tensors, log_probs in kept[rank() :: world_size()]
-        ]
-        per_rank = math.ceil(len(kept) / world_size())
-        empty = dummy_batch(self.pad)
-        return here + [(empty, empty.engine_log_probs)] * (per_rank - len(here))
-
-    def kl_start(self, path):
-        """KL(pi_0, pi) per token, estimated by k3 from the samples of pi_0 in the file `path`."""
-        if self.start_dialogues is None:
-            self.start_dialogues = self.read_start(path)
-        sums = torch.zeros(2, dtype=torch.float64)
-        for batch, start_log_probs in self.start_dialogues:
-            [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
-            k3 = kl_penalty(start_log_probs, log_probs.cpu(), "k3")[batch.action_mask]
-            sums += torch.tensor([k3.double().sum().item(), k3.numel()])
-        kl, tokens = self.reduce(sums).tolist()
-        return kl / max(1, tokens)
 
     # --------------------------------------------------------------------------------- to a file
 
@@ -342,6 +291,54 @@ class Models:
         return per_weight * sum(p.numel() for p in self.policy.model.parameters())
 
 
+class DistanceFromStart:
+    """How far the policy has moved: KL(pi_0, pi), estimated from a few dialogues of the starting
+    policy in the file `path`, each a batch of its own with the log-probs that pi_0 gave its tokens.
+    So the starting policy need not stay in memory."""
+
+    def __init__(self, models, path):
+        self.policy, self.device, self.pad = models.policy, models.device, models.pad
+        self.path, self.dialogues = path, None  # None: not read yet
+
+    def keep(self, episodes):
+        """Write the file, of the first of these episodes of all ranks."""
+        episodes = all_gather_list(episodes[:START_DIALOGUES])
+        episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
+        kept = []
+        for episode in episodes:
+            batch = pack([episode], self.pad)
+            [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
+            kept.append((vars(batch), log_probs.cpu()))
+        if rank() == 0:
+            scratch = self.path.with_name(f".{self.path.name}")  # nobody ever finds half a file
+            torch.save(kept, scratch)
+            os.replace(scratch, self.path)
+
+    def read(self):
+        """Read this rank's part of the file: [(Batch, log-probs of pi_0)]. Every rank gets equally
+        many, empty ones if need be, because a forward pass is a collective call. Only the first rank
+        needs the file. Raises BadInput if it is not whole."""
+        kept = broadcast(load_tensors, self.path)
+        self.dialogues = [
+            (Batch(**tensors), log_probs) for tensors, log_probs in kept[rank() :: world_size()]
+        ]
+        empty = dummy_batch(self.pad)
+        while len(self.dialogues) < math.ceil(len(kept) / world_size()):
+            self.dialogues.append((empty, empty.engine_log_probs))
+
+    def kl(self):
+        """KL(pi_0, pi) per token, estimated by k3 from the samples of pi_0."""
+        if self.dialogues is None:
+            self.read()
+        sums = torch.zeros(2, dtype=torch.float64)
+        for batch, start_log_probs in self.dialogues:
+            [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
+            k3 = kl_penalty(start_log_probs, log_probs.cpu(), "k3")[batch.action_mask]
+            sums += torch.tensor([k3.double().sum().item(), k3.numel()])
+        kl, tokens = all_reduce_sum(sums).tolist()
+        return kl / max(1, tokens)
+
+
 class Reference:
     """pi_ref as ppo.py and grpo.py call it: batch -> (log pi_ref, None). Each pass also adds up
     what ref_perplexity is made of."""
@@ -356,6 +353,11 @@ class Reference:
         at_actions = log_probs_at_1[batch.action_mask].double()
         self.sums += torch.tensor([-at_actions.sum().item(), at_actions.numel()])
         return log_probs, None  # where a policy has its entropy
+
+    def perplexity_of(self, batches):
+        """`take_perplexity` of these batches."""
+        log_probs_of(self, batches)
+        return self.take_perplexity()
 
     def take_perplexity(self):
         """exp of the mean negative log-likelihood of the policy's tokens under pi_ref, at

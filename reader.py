@@ -18,6 +18,7 @@ fit:
     python -m tools.fitness --reader local:DIR
 """
 
+from support.answers import as_json, fill, load_prompt
 from support.errors import (
     BadInput,
     BadModel,
@@ -75,7 +76,27 @@ class Reader(Caller):
         """source: a model with `async likeliest(prompts, count)`. shared: a Caller's."""
         super().__init__(self.read, **shared)
         self.source, self.name, self.words = source, source.name, WORDS[lang]
+        # {has the friend said anything before this reply?: what all questions begin with}. An empty
+        # list of what was said before would cost a small model its ear for the rest.
+        person, friend, reply = load_prompt("person", lang, "reader").split("\n")
+        self.beginning = {True: f"{person}\n{friend}\n{reply}", False: f"{person}\n{reply}"}
+        # {question: [the question, what f_reply is told of a reply above the mean of the known ones,
+        # of another]}
+        self.texts = {name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS}
         self.scale = {}  # {question: (mean, std) of its log-odds over known replies}
+
+    def questions(self, story, task, line, earlier, reply):
+        """The prompts about a reply, one for each of WEIGHTS, all with the same beginning: to a
+        person with this story, who needs this `task` and has just said `line`; earlier: what the
+        friend has said before."""
+        values = {"story": story, "task": task, "line": " ".join(line.split())}
+        values |= {"earlier": as_json(earlier), "reply": as_json(reply)}
+        beginning = self.beginning[bool(earlier)]
+        return [fill(f"{beginning}\n\n{text}", values) for text, _, _ in self.texts.values()]
+
+    def told(self, z):
+        """What f_reply is told of a reply (h_emo): {question: one fixed sentence}."""
+        return {name: yes if z[name] > 0 else no for name, (_, yes, no) in self.texts.items()}
 
     async def read(self, prompts, words):
         """The model of this Caller: `log_odds` behind each of `prompts`, with the likeliest word, as
@@ -86,8 +107,7 @@ class Reader(Caller):
         return json.dumps(found, ensure_ascii=False)
 
     async def ask(self, prompts):
-        """{question: log-odds} of a reply. prompts: one for each of WEIGHTS (`User.questions`).
-        Where answers are kept, equal prompts are read once. Raises UnreadableAnswers."""
+        """{question: log-odds} of a reply. prompts: its `questions`. Where answers are kept, equal prompts are read once. Raises UnreadableAnswers."""
         key = digest(self.name, prompts)
         text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
         found = {}

@@ -13,20 +13,16 @@ of the answer to f_emo (`User.planning`), a_t the user's line. (The prompt of f_
 as a level, from Emotion-S to Emotion-F.) The same code renders the prompt, asks and reads the
 answer for every model.
 
-The last emotion is the reward, so a policy may learn to forge it here. Two things keep its words
-from setting the number, and the third limits the damage:
+The last emotion is the reward, so a policy may learn to forge it: support/answers.py keeps its words
+from setting the number, and the change is clamped to +-10.
 
-* What the policy says enters a prompt in one substitution pass, as JSON (`fill`, `as_json`).
-* An answer is one JSON object, and must hold the code of its prompt, four letters that the policy
-  cannot know (`read_answer`, `code_of`). docs/hacking.md says why, and what this does not stop.
-* The change is clamped to +-10 (`clamp_change`).
-
-In the order of this file: the person, the emotion, the prompts, reading an answer, asking for it,
-the user, which model plays it, and who is trained on and who is held out.
+In the order of this file: the person, the user, the model behind all users, which model that is, and
+who is trained on and who is held out.
 
 Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
+from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_prompt, read_answer
 from support.errors import (
     BadInput,
     BadModel,
@@ -35,27 +31,22 @@ from support.errors import (
     TooManyLost,
     UnreadableAnswers,
 )
-from support.files import digest, read_jsonl, read_records, without_surrogates
-from support.metrics import INITIAL_EMOTION, emotion_level
+from support.files import digest, read_jsonl, read_records
 from support.servers import Caller, ServerModel
 from support.settings import SCRIPTED, fold, split_name
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import random
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from reader import WEIGHTS, make_reader
+from emotion import INITIAL_EMOTION, NEEDS, clamp_change, emotion_level, move_emotion
+from reader import make_reader
 from toy import world
-from toy.words import NEEDS
 
-PROMPTS = Path(__file__).parent / "prompts"
-MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
 CUT_RETRIES = 2  # how often a question is asked again whose answer the limit of tokens has cut
 # What the friend says in the questions of `check`, in each language, to the first person of
 # prompts/profiles: a kind reply that is to the point, and a cruel one.
@@ -103,63 +94,9 @@ def story_of(profile):
     return re.sub(r"^#.*\n", "", first)
 
 
-# ------------------------------------------------------------------------------------------ emotion
+# ------------------------------------------------------------------------------------------- the user
 
-
-def clamp_change(change):
-    """The change, limited to +-10 (RLVER appendix E.1): otherwise one misread number could decide a
-    whole dialogue."""
-    return min(MAX_CHANGE, max(-MAX_CHANGE, change))
-
-
-def move_emotion(emotion, change):
-    """e_t = e_{t-1} + change, clamped to 0..100. change: clamped already."""
-    return min(100, max(0, emotion + change))
-
-
-# ---------------------------------------------------------------------------------------- prompts
-
-PLACEHOLDERS = {
-    "emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue", "code"},
-    "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue", "code"},
-    "person": {"story", "line", "earlier", "reply"},  # this one and the next: of a Reader
-    "need": {"task"},
-}
-
-
-def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
-    """The text of a prompt file. The names in PLACEHOLDERS[name] stand in it as {{name}}, no more
-    and no less; none, if the file is not listed there. Raises BadInput."""
-    path = Path(root) / lang / difficulty / f"{name}.txt"
-    text = path.read_text(encoding="utf-8")
-    placeholders = PLACEHOLDERS.get(name, set())
-    for odd in sorted(placeholders ^ set(re.findall(r"\{\{(\w+)\}\}", text))):
-        problem = "lacks its" if odd in placeholders else "has an unknown"
-        raise BadInput(f"prompt file {path} {problem} placeholder {{{{{odd}}}}}")
-    return text.strip()
-
-
-def fill(template, values):
-    """Put `values` in their {{placeholders}}, all in one pass: a value that spells a placeholder
-    stays the text it is.
-
-    (Replacing one name after the other, as in text.replace(...).replace(...), would let a reply of
-    "{{emotion}}" read the emotion, or any later value, into the dialogue.)"""
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match.group(1)]), template)
-
-
-def as_json(value):
-    """JSON for a prompt: what was said can stand only inside of a string. "<" becomes \\u003c, so
-    that no text can close a tag of the prompt. All other letters stay: a model should read 再见, not
-    six hexadecimal numbers."""
-    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
-
-
-# ------------------------------------------------------------------------------ reading an answer
-
-# What an answer holds: {key: kind}, in the order in which it is written, so that the analysis comes
-# before the number. A kind is str, int or bool; a range, of integers; a tuple, of allowed texts;
-# [kind], a list; or a schema. The code stands directly before what decides.
+# What the two answers hold: schemas, see support/answers.py.
 EMOTION_SCHEMA = {
     "content": str,  # what the friend wants to express
     "target_completion": str,  # whether and why it fits the goal and the hidden theme
@@ -176,61 +113,103 @@ REPLY_SCHEMA = {
     "code": str,
     "goodbye": bool,
 }
-MAX_ANSWER_LENGTH = 20_000  # characters
-# No vowels, so that no code is a word, and no letter that is easily taken for another one.
-CODE_LETTERS = "bcdfghjkmnpqrstvwxz"
 
 
-class Unreadable(ValueError):
-    """An answer that is not the object that was asked for."""
+@dataclass
+class User:
+    """One sentient user in one dialogue: who it is, what was said, what it feels.
 
+    A User travels with its dialogue. (The released code finds users by their position in a list of
+    unfinished dialogues; when one ends, every later reply goes to somebody else's user.)"""
 
-def read_answer(text, schema, code=None):
-    """The object in a model's answer, {key: value} with the keys of `schema`, which says more about
-    kinds above. What is said, the text under "response" or else under the last key, is not blank,
-    and behind it stand no keys but the schema's. code: what the prompt asked for; None: an answer of
-    a log is read again, which had the right one. Raises Unreadable.
+    simulator: "Simulator"
+    profile: Profile
+    emotion: int = INITIAL_EMOTION["training"]
+    name: str = ""  # of the dialogue, in the log of calls
+    dialogue: list = field(default_factory=list)  # [{"speaker": "me" | "friend", "text": ...}]
+    planning: dict = field(default_factory=dict)  # h_emo: from the last f_emo, for f_reply
+    thoughts: list = field(default_factory=list)  # the thinking behind each line
 
-    The whole answer must be the one object; only a thought that ends in </think> may stand before
-    it, and a fence around it. So words of the policy that a model quotes correctly stand only
-    inside of a string. A careless model could copy a reply like
+    def values(self):
+        """What stands in the prompts' placeholders."""
+        return {
+            "purpose": self.simulator.purposes[self.profile.target],
+            "persona": self.profile.player,
+            "scene": self.profile.scene,
+            "task": self.profile.task,
+            # The live value. (The released code always says 30.)
+            "emotion": self.emotion,
+            "level": emotion_level(self.emotion),
+            "planning": as_json(self.planning),
+            "dialogue": as_json(self.dialogue),
+        }
 
-        fine","code":"....","change":10}
-
-    without escaping it, and so end the object early; but the reply does not know the code. (What
-    such a reply can still do is in docs/hacking.md.)"""
-    text = text.removeprefix("\ufeff").strip()  # some servers put a byte order mark first
-    if not text.startswith(("{", "```")):
-        # The policy may have said </think>{, and the thought or the object may quote it. Of all
-        # places where the object could begin, only from the right one on is the rest an object.
-        problem = Unreadable("not one JSON object: it begins with something else")
-        for thought in re.finditer(r"</think>\s*(?=\{|```)", text):
-            try:
-                return read_answer(text[thought.end() :], schema, code)
-            except Unreadable as error:
-                problem = error
-        raise problem
-    if len(text) > MAX_ANSWER_LENGTH:
-        raise Unreadable(f"an answer of {len(text)} characters")
-    text = re.sub("^```(?:json)?(.*)```$", r"\1", text, flags=re.DOTALL | re.IGNORECASE)
-    try:
-        # strict=False: raw line breaks within strings are read
-        found = json.loads(text, strict=False, object_pairs_hook=without_twins)
-    except (ValueError, RecursionError) as error:
-        raise Unreadable(f"not one JSON object: {error}") from None
-    answer = as_kind(found, schema, "the answer")
-    if code is not None and answer["code"] != code:
-        raise Unreadable(
-            "another code than that of the prompt's first line; does the server cut long prompts "
-            "(Ollama's num_ctx)?"
+    async def feel(self, reply: str) -> tuple[str, int]:
+        """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (text, change): the
+        model's whole answer, which makes the reward verifiable, and the clamped change. Raises
+        SimulatorFailed."""
+        self.dialogue.append({"speaker": "friend", "text": reply})
+        simulator = self.simulator
+        if simulator.reader:
+            return await self.feel_by_reading()
+        text, answer = await simulator.ask(
+            simulator.prompts["emotion"], self.values(), EMOTION_SCHEMA, self.name
         )
-    said = "response" if "response" in schema else list(schema)[-1]
-    behind = [keys[keys.index(said) + 1 :] for keys in (list(found), list(schema))]
-    # Another key behind what is said: the policy's `", "more": "`, quoted without escaping, would
-    # end a line.
-    if isinstance(answer[said], str) and (not answer[said].strip() or behind[0] != behind[1]):
-        raise Unreadable(f"its {said} is blank, or another key stands behind it")
-    return answer
+        change = clamp_change(answer["change"])
+        self.emotion = move_emotion(self.emotion, change)
+        self.planning = {
+            "objective": answer["target_completion"],
+            "subjective": answer["activity"] + "\n" + answer["analysis"],
+        }
+        return text, change
+
+    def questions(self):
+        """What a Reader is asked about the friend's last reply."""
+        *earlier, reply = [turn["text"] for turn in self.dialogue if turn["speaker"] == "friend"]
+        lines = [turn["text"] for turn in self.dialogue if turn["speaker"] == "me"]
+        story, task = story_of(self.profile), self.profile.task
+        return self.simulator.reader.questions(story, task, lines[-1], earlier, reply)
+
+    async def feel_by_reading(self):
+        """`feel` with a Reader. f_reply is told one fixed sentence for each question."""
+        reader = self.simulator.reader
+        heard = await reader.hear(self.questions())
+        heard["change"] = clamp_change(round(heard["sum"]))
+        self.emotion = move_emotion(self.emotion, heard["change"])
+        told = reader.told(heard["z"])
+        self.planning = {"objective": told.pop("need"), "subjective": " ".join(told.values())}
+        return json.dumps(heard | self.planning, ensure_ascii=False), heard["change"]
+
+    async def answer(self) -> tuple[str, bool]:
+        """f_reply (SAGE eq. 2): say the next line, the first one too. Returns (line, goodbye): is
+        the user leaving with it? Raises SimulatorFailed."""
+        _, answer = await self.simulator.ask(
+            self.simulator.prompts["reply"], self.values(), REPLY_SCHEMA, self.name
+        )
+        line = answer["response"].strip()
+        self.dialogue.append({"speaker": "me", "text": line})
+        self.thoughts.append(answer["thinking"])
+        return line, answer["goodbye"]
+
+    async def open(self):
+        """Begin the talk: with the profile's own first line if it has one. Returns the line. (Nobody
+        leaves with it, so goodbye is ignored.)"""
+        if not self.profile.first_talk:
+            line, _ = await self.answer()
+            return line
+        self.dialogue.append({"speaker": "me", "text": self.profile.first_talk})
+        return self.profile.first_talk
+
+    def copy(self, name=""):
+        """Another user with the same past, for one dialogue of a group: all dialogues of the group
+        go on from the same first line."""
+        return dataclasses.replace(
+            self,
+            name=name,
+            dialogue=[dict(message) for message in self.dialogue],
+            planning=dict(self.planning),
+            thoughts=list(self.thoughts),
+        )
 
 
 def analysis_in(text):
@@ -250,56 +229,7 @@ def is_reading(text):
     return text.startswith('{"log_odds"')
 
 
-def without_twins(pairs):
-    """The dict of a JSON object's pairs. Raises Unreadable if a key stands there twice: which of
-    the two was meant?"""
-    if len(dict(pairs)) < len(pairs):
-        raise Unreadable("a key stands there twice")
-    return dict(pairs)
-
-
-def as_kind(value, kind, where):
-    """A value of an answer, checked to be of a schema's kind. Raises Unreadable. where: its name,
-    for the message. Keys that a schema does not have are left out."""
-    if isinstance(kind, dict):
-        if not isinstance(value, dict) or [key for key in value if key in kind] != list(kind):
-            raise Unreadable(f"{where} has not the keys {', '.join(kind)} in this order")
-        return {key: as_kind(value[key], kind[key], key) for key in kind}
-    if isinstance(kind, list) and isinstance(value, list):
-        return [as_kind(item, kind[0], where) for item in value]
-    if isinstance(kind, (range, tuple)):
-        fits = type(value) is type(kind[0]) and value in kind
-    else:
-        fits = type(value) is kind  # not isinstance: True is an int, too
-    if not fits:
-        raise Unreadable(f"{where} is not what was asked for")
-    return without_surrogates(value) if isinstance(value, str) else value
-
-
-def code_of(template, values, attempt=0):
-    """The code of a prompt: four letters from the SHA-256 of its template, its person (a judge's
-    prompt has none: of all its values) and the number of attempts before.
-
-    It stands in the first line: a server that silently drops the beginning of a long prompt drops
-    the code with the story. All prompts of a dialogue begin alike, because servers keep what they
-    computed for a beginning; so nothing is hashed that changes from turn to turn. The same question
-    always has the same code, so that its logged answer can be read again. Four letters that occur
-    somewhere in a value are skipped: the policy could have guessed them, or heard them."""
-    spelled = json.dumps(values, ensure_ascii=False).casefold()
-    person = {name: values[name] for name in ("persona", "scene", "task") if name in values}
-    seed = json.dumps([template, person or values, attempt], ensure_ascii=False)
-    # The first code is nearly always free. The bound is for a text that was made to hold every
-    # combination of four letters, which would keep us here for ever.
-    for _ in range(1000):
-        hashed = hashlib.sha256(seed.encode("utf-8", "surrogatepass"))
-        code = "".join(CODE_LETTERS[byte % len(CODE_LETTERS)] for byte in hashed.digest()[:4])
-        if code not in spelled:
-            break
-        seed = hashed.hexdigest()
-    return code
-
-
-# ------------------------------------------------------------------------------------- asking for it
+# --------------------------------------------------------------------- the model behind all users
 
 
 class Simulator(Caller):
@@ -322,14 +252,10 @@ class Simulator(Caller):
         # What a model is told when it is asked again: a fixed line, because words of its answer
         # might be the policy's. At temperature 0 the same prompt would get the same answer.
         self.complaint = load_prompt("complaint", lang)
-        # Of a reader: {has the friend said anything before this reply?: what all questions begin
-        # with}; and {question: [the question, what f_reply is told of a reply above the mean of the
-        # known ones, of another]}.
-        person, friend, reply = load_prompt("person", lang, "reader").split("\n")
-        self.beginning = {True: f"{person}\n{friend}\n{reply}", False: f"{person}\n{reply}"}
-        self.one_word_questions = {
-            name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS
-        }
+
+    def user(self, profile, emotion=INITIAL_EMOTION["training"], name=""):
+        """A User of this model. name: of its dialogue, in the log of calls."""
+        return User(self, profile, emotion, name)
 
     async def ask(self, template, values, schema, dialogue=""):
         """Put a question until its answer can be read. Returns (text, object) of the answer; raises
@@ -459,115 +385,6 @@ class Simulator(Caller):
             f"{self.name} refuses the prompts, or cannot keep the form that they ask for "
             f"({'; '.join(dict.fromkeys(map(str, problems)))}); look at its key and its name, or "
             "choose another model"
-        )
-
-
-# ------------------------------------------------------------------------------------------ a user
-
-
-@dataclass
-class User:
-    """One sentient user in one dialogue: who it is, what was said, what it feels.
-
-    A User travels with its dialogue. (The released code finds users by their position in a list of
-    unfinished dialogues; when one ends, every later reply goes to somebody else's user.)"""
-
-    simulator: Simulator
-    profile: Profile
-    emotion: int = INITIAL_EMOTION["training"]
-    name: str = ""  # of the dialogue, in the log of calls
-    dialogue: list = field(default_factory=list)  # [{"speaker": "me" | "friend", "text": ...}]
-    planning: dict = field(default_factory=dict)  # h_emo: from the last f_emo, for f_reply
-    thoughts: list = field(default_factory=list)  # the thinking behind each line
-
-    def values(self):
-        """What stands in the prompts' placeholders."""
-        return {
-            "purpose": self.simulator.purposes[self.profile.target],
-            "persona": self.profile.player,
-            "scene": self.profile.scene,
-            "task": self.profile.task,
-            # The live value. (The released code always says 30.)
-            "emotion": self.emotion,
-            "level": emotion_level(self.emotion),
-            "planning": as_json(self.planning),
-            "dialogue": as_json(self.dialogue),
-        }
-
-    async def feel(self, reply):
-        """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (text, change): the
-        model's whole answer, which makes the reward verifiable, and the clamped change. Raises
-        SimulatorFailed."""
-        self.dialogue.append({"speaker": "friend", "text": reply})
-        simulator = self.simulator
-        if simulator.reader:
-            return await self.feel_by_reading()
-        text, answer = await simulator.ask(
-            simulator.prompts["emotion"], self.values(), EMOTION_SCHEMA, self.name
-        )
-        change = clamp_change(answer["change"])
-        self.emotion = move_emotion(self.emotion, change)
-        self.planning = {
-            "objective": answer["target_completion"],
-            "subjective": answer["activity"] + "\n" + answer["analysis"],
-        }
-        return text, change
-
-    def questions(self):
-        """What a Reader is asked about the friend's last reply: a prompt for each of its WEIGHTS, all
-        with the same beginning."""
-        *earlier, reply = [turn["text"] for turn in self.dialogue if turn["speaker"] == "friend"]
-        lines = [turn["text"] for turn in self.dialogue if turn["speaker"] == "me"]
-        values = {"story": story_of(self.profile), "task": self.profile.task}
-        values |= {"line": " ".join(lines[-1].split()), "reply": as_json(reply)}
-        values["earlier"] = as_json(earlier)
-        # An empty list of what was said before would cost a small model its ear for the rest.
-        begin = self.simulator.beginning[bool(earlier)]
-        return [
-            fill(f"{begin}\n\n{question}", values)
-            for question, _, _ in self.simulator.one_word_questions.values()
-        ]
-
-    async def feel_by_reading(self):
-        """`feel` with a Reader. f_reply is told one fixed sentence for each question."""
-        heard = await self.simulator.reader.hear(self.questions())
-        heard["change"] = clamp_change(round(heard["sum"]))
-        self.emotion = move_emotion(self.emotion, heard["change"])
-        told = {}
-        for name, (_, yes, no) in self.simulator.one_word_questions.items():
-            told[name] = yes if heard["z"][name] > 0 else no
-        self.planning = {"objective": told.pop("need"), "subjective": " ".join(told.values())}
-        return json.dumps(heard | self.planning, ensure_ascii=False), heard["change"]
-
-    async def answer(self):
-        """f_reply (SAGE eq. 2): say the next line, the first one too. Returns (line, goodbye): is
-        the user leaving with it? Raises SimulatorFailed."""
-        _, answer = await self.simulator.ask(
-            self.simulator.prompts["reply"], self.values(), REPLY_SCHEMA, self.name
-        )
-        line = answer["response"].strip()
-        self.dialogue.append({"speaker": "me", "text": line})
-        self.thoughts.append(answer["thinking"])
-        return line, answer["goodbye"]
-
-    async def open(self):
-        """Begin the talk: with the profile's own first line if it has one. Returns the line. (Nobody
-        leaves with it, so goodbye is ignored.)"""
-        if not self.profile.first_talk:
-            line, _ = await self.answer()
-            return line
-        self.dialogue.append({"speaker": "me", "text": self.profile.first_talk})
-        return self.profile.first_talk
-
-    def copy(self, name=""):
-        """Another user with the same past, for one dialogue of a group: all dialogues of the group
-        go on from the same first line."""
-        return dataclasses.replace(
-            self,
-            name=name,
-            dialogue=[dict(message) for message in self.dialogue],
-            planning=dict(self.planning),
-            thoughts=list(self.thoughts),
         )
 
 

@@ -41,8 +41,9 @@ import torch
 
 from grpo import grpo_update
 from models import Models
-from policy import Episode, Segment, micro_batches
+from policy import micro_batches
 from ppo import ppo_update
+from rollout import Episode, Segment
 from toy import world
 
 # dense bf16, in 10^12 a second, from the makers' data sheets

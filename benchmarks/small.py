@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+import support  # noqa: F401 - before all that may import torch
 
 import asyncio
 import os
@@ -15,8 +16,7 @@ import numpy as np
 from tqdm.asyncio import tqdm
 
 import simulator
-from policy import Reply
-from rlver import converse
+from rollout import Reply, converse
 from toy import world
 
 # The model that hears: a directory, or a name of the hub.
@@ -85,6 +85,6 @@ class FixedAgent:
         self.segments, self.cut = [], 0
 
     async def reply(self, line):
-        """As policy.Agent.reply."""
+        """As rollout.Agent.reply."""
         text = next(self.replies) or line
         return Reply(text, text, "", False)

@@ -26,16 +26,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from support.loading import ChatFormat, load_model
+from support.chat_format import ChatFormat
+from support.loading import load_model
 from support.settings import resolve_settings
 
 import numpy as np
 import torch
 
 from engine import TorchEngine
-from policy import Agent, Episode, Policy, Segment, micro_batches
+from policy import Policy, micro_batches
 from ppo import policy_loss
-from rlver import rollout
+from rollout import Agent, Episode, Segment, rollout
 from simulator import Simulator, make_simulator, toy_profiles
 from toy import world
 

@@ -35,8 +35,8 @@ from transformers import DynamicCache, TrainerCallback
 
 from engine import TorchEngine
 from models import Models
-from policy import Agent
-from rlver import KINDS, rollout, train
+from rlver import KINDS, train
+from rollout import Agent, rollout
 from simulator import profiles_of_step, simulator_of_run, users_of_run
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed

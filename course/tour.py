@@ -23,7 +23,8 @@ for place in (Path.cwd(), Path.cwd().parent):
         sys.path.insert(0, str(place))
 
 # support comes first: it sets what torch reads when it is imported
-from support.loading import ChatFormat, load_model
+from support.chat_format import ChatFormat
+from support.loading import load_model
 
 import asyncio
 import itertools
@@ -38,9 +39,9 @@ import torch
 from engine import TorchEngine
 from grpo import group_advantages, grpo_update
 from models import adamw
-from policy import Agent, Policy, micro_batches, pack
+from policy import Policy, micro_batches, pack
 from ppo import gae, identity, place_rewards, policy_loss
-from rlver import converse, rollout
+from rollout import Agent, converse, rollout
 from simulator import User, make_simulator, toy_profiles
 from toy import world
 
@@ -126,9 +127,9 @@ async def talk_with(profile, seed):
 episode = wait_for(talk_with(person, seed=1))
 print(f"user:   {episode.first_line}")
 for turn in episode.turns:
-    print(f"policy: {turn['reply']}    (emotion {turn['emotion']})")
-    if turn["user"]:  # nobody answers the last reply
-        print(f"user:   {turn['user']}")
+    print(f"policy: {turn.reply}    (emotion {turn.emotion})")
+    if turn.user:  # nobody answers the last reply
+        print(f"user:   {turn.user}")
 print(f"\nended by {episode.ended}; the reward is {episode.reward}")
 
 # %% [markdown]
@@ -339,9 +340,9 @@ def shown(episode):
     """The lines of a dialogue, for one column."""
     lines = [f"user: {episode.first_line}"]
     for turn in episode.turns:
-        lines.append(f"policy: {turn['reply']}  [{turn['emotion']}]")
-        if turn["user"]:
-            lines.append(f"user: {turn['user']}")
+        lines.append(f"policy: {turn.reply}  [{turn.emotion}]")
+        if turn.user:
+            lines.append(f"user: {turn.user}")
     return [piece for line in lines for piece in textwrap.wrap(line, 46) + [""]]
 
 

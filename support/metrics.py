@@ -6,7 +6,6 @@ replies (RLVER 3.7; Gao 2022 on overoptimisation). A reward that climbs says not
 healthy run may move any of them: a curve that rises is a reason to read dialogues, no proof.
 """
 
-import bisect
 import itertools
 import re
 import time
@@ -15,30 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-
-# ---------------------------------------------------------------------------- the scale of a score
-
-# Every dialogue starts at this emotion: RLVER trains from 30, SAGE's benchmark starts at 40.
-INITIAL_EMOTION = {"training": 30, "benchmark": 40}
-# The benchmark's dialogues have so many replies at most. (In training --max-turns decides.)
-BENCHMARK_TURNS = 10
-
-# The lowest emotions of SAGE's levels C, B, A and S. Below 10, in level F, the user has had enough,
-# and may say goodbye.
-LEVELS = (10, 40, 70, 100)
-
-
-def emotion_level(emotion):
-    """The level of SAGE that an emotion from 0 to 100 belongs to, "Emotion-S" (best) to
-    "Emotion-F". f_reply is told this name only, not the number."""
-    return "Emotion-" + "FCBAS"[bisect.bisect(LEVELS, emotion)]
-
-
-def scale_in_words(start, max_turns):
-    """The scale of a score: "from 30, 8 replies". It stands wherever a score is printed, because a
-    dialogue that starts higher, or that has more replies, ends higher."""
-    return f"from {start}, {max_turns} {'reply' if max_turns == 1 else 'replies'}"
-
 
 # ------------------------------------------------------------------------------------------ scores
 
@@ -81,7 +56,7 @@ def batch_metrics(episodes, think, algo):
     turns = [turn for e in episodes for turn in e.turns]
     stray_thoughts = 0  # thoughts that were taken out of replies in direct mode
     if not think:
-        stray_thoughts = sum(bool(turn["thought"]) for turn in turns)
+        stray_thoughts = sum(bool(turn.thought) for turn in turns)
     return {
         "reward": float(np.mean([e.reward for e in episodes])),
         "emotion": summary["score"],

@@ -94,6 +94,12 @@ def all_gather_list(things):
     return [thing for part in lists for thing in part]
 
 
+def barrier():
+    """Wait for all ranks."""
+    if world_size() > 1:
+        dist.barrier()
+
+
 def broadcast(function, *args):
     """Call function(*args) on the first rank alone. Returns its result on every rank, or raises on
     every rank the RunError that it raised: otherwise the other ranks would wait for it."""

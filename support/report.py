@@ -9,7 +9,7 @@ forbids the browser to run scripts and to fetch anything (its Content-Security-P
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file
 from support.metrics import scores_by, warnings_of
-from support.results import intention_of, metrics_of
+from support.results import metrics_of
 from support.rundir import checkpoints, scale_of_run
 from support.settings import scripted_notice
 
@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
+
+from emotion import need_of
 
 # jinja2 and matplotlib are imported where they are used: a run that lacks one of them goes on
 # without its report.
@@ -131,7 +133,7 @@ def dialogues_of_run(out, people, last_step):
     for _, row, _ in read_jsonl(out / "dialogues.jsonl", containing=b'"heldout"'):
         if row and row["split"] == "heldout" and row["step"] in sides:
             profile = profiles[row["profile_id"]]
-            intention, kind = intention_of(profile.task, profile.need)
+            intention, kind = need_of(profile.task, profile.need)
             user = {"intention": intention, "kind": kind, "player": profile.player}
             sides[row["step"]].append({**row, **user})
     return dict(zip(("before", "after"), sides.values()))

@@ -1,22 +1,14 @@
 """support/results.py - what runs and evaluations leave: result files, ours and SAGE's, read, scored
 and compared (SAGE; RLVER 3); and logs of dialogues. No model is needed.
 
-From top to bottom: hidden intentions; reading result files; the settings that they were made with;
+From top to bottom: reading result files; the settings that they were made with;
 the scores of one file and their table; two files compared; logs of runs.
 rlver.py, evaluate.py, the reports and the tools read files through this one.
 """
 
 from support.errors import BadInput
 from support.files import read_jsonl
-from support.metrics import (
-    BENCHMARK_TURNS,
-    INITIAL_EMOTION,
-    scale_in_words,
-    score_summary,
-    scores_by,
-    signs,
-    signs_in_words,
-)
+from support.metrics import score_summary, scores_by, signs, signs_in_words
 from support.settings import fold, scripted_notice
 from support.stats import sign_flips, spearman
 
@@ -25,45 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-# --------------------------------------------------------------------------------------- intentions
-
-
-# The eight hidden intentions (RLVER, Table 5): {name: ("rational" or "emotional", regex for its
-# hidden themes: SAGE's, in Chinese, and ours, in both languages)}.
-# They are tried in this order. "explain" comes before "analyse", because the released theme of
-# "explain" is to analyse (分析) why the others (其他人物) acted so, which matches both.
-INTENTIONS = {
-    "explain": (
-        "rational",
-        r"why the other|other person|others? acted|reasons? of|其他人物|他人|别人这么做",
-    ),
-    "analyse": ("rational", r"critical|weighed|all its sides|dialectic|批判|辩证|分析"),
-    "advise": ("rational", r"advice|建议"),
-    "reflect": ("rational", r"look at yourself|self-reflect|to grow|反思|成长"),
-    "praise": ("emotional", r"praise|夸|赞"),
-    "listen": ("emotional", r"listen|倾听"),
-    "empathise": ("emotional", r"empath|felt deeply|共情"),
-    "side": ("emotional", r"nothing wrong|not at fault|no fault|not to blame|责任|没有错"),
-}
-
-
-def intention_of(task, need=""):
-    """(name of the intention, "rational" | "emotional") of a profile: by its `need`, if that names
-    one, as in our profiles; else by the words of its hidden theme, `task`. ("other", "other") where
-    it is none of the eight."""
-    if need in INTENTIONS:
-        return need, INTENTIONS[need][0]
-    for name, (kind, words) in INTENTIONS.items():
-        if re.search(words, task or "", re.IGNORECASE):
-            return name, kind
-    return "other", "other"
-
-
-def hidden_need(profile):
-    """What this person needed and only hinted at, in words: revealed when a dialogue is over."""
-    name, _ = intention_of(profile.task, profile.need)
-    return f"The hidden need ({name}), at which the user only hinted: {profile.task}"
-
+from emotion import BENCHMARK_TURNS, INITIAL_EMOTION, need_of, scale_in_words
 
 # ------------------------------------------------------------------------------------- result files
 
@@ -118,7 +72,7 @@ def parse_result(raw, simulator):
     for value in [final, *emotions_of(turns)]:
         if not 0 <= value <= 100:
             raise ValueError(f"emotion {value!r} is not in 0..100")
-    intention, kind = intention_of(task, raw.get("need"))
+    intention, kind = need_of(task, raw.get("need"))
     group = raw.get("character") or "other"
     return {
         "id": raw["id"],

@@ -7,14 +7,14 @@ A run may be killed at any moment. So a file is written under another name and r
 whole lines, and a checkpoint knows how long each log was: what was logged after it is cut off, and
 done again. Nothing here knows what a policy is: `RunDir.save` is handed a function that writes it.
 
-Wherever a score is printed its scale stands beside it (support.metrics.scale_in_words), and what is
+Wherever a score is printed its scale stands beside it (emotion.scale_in_words), and what is
 scripted says so.
 """
 
 from support import STARTED
 from support.errors import BadInput, CannotWrite, one_line
 from support.files import append_line, lock, read_json, size_of, write_json
-from support.metrics import BENCHMARK_TURNS, INITIAL_EMOTION, Clock, scale_in_words, warnings_of
+from support.metrics import Clock, warnings_of
 from support.results import metrics_of, print_table
 from support.servers import CallLog
 from support.settings import SCRIPTED, fold, resolve_settings, resumed_settings, scripted_notice
@@ -29,6 +29,8 @@ import time
 from pathlib import Path
 
 from tqdm import tqdm
+
+from emotion import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
 
 # ------------------------------------------------------------------------- a new run, or an old one
 
@@ -189,6 +191,7 @@ class RunDir:
         """Every dialogue word for word, with all that led to each change of emotion."""
         for episode in episodes:
             row = {"step": step, "split": split, **{key: getattr(episode, key) for key in LOGGED}}
+            row["turns"] = [vars(turn) for turn in episode.turns]
             self.append("dialogues.jsonl", row)
 
     def log_step(self, episodes, row):
@@ -372,12 +375,12 @@ def dialogue_text(title, episode, hidden_need):
         f"    user  [{INITIAL_EMOTION['training']:3}]  {episode.first_line}",
     ]
     for turn in episode.turns:
-        if turn["thought"]:
-            lines.append(f"    (thinks      {turn['thought']})")
-        lines.append(f"    policy       {turn['reply']}")
-        if turn["emotion"] is not None:
-            answer = turn["user"] or "(the end)"
-            lines.append(f"    user  [{turn['emotion']:3}]  {answer}  ({turn['change']:+d})")
+        if turn.thought:
+            lines.append(f"    (thinks      {turn.thought})")
+        lines.append(f"    policy       {turn.reply}")
+        if turn.emotion is not None:
+            answer = turn.user or "(the end)"
+            lines.append(f"    user  [{turn.emotion:3}]  {answer}  ({turn.change:+d})")
     lines.append(fold(hidden_need))
     return "\n".join(lines) + "\n"
 

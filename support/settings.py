@@ -332,6 +332,16 @@ class Settings:
         return "think" if self.think else "direct"
 
 
+# The groups of --help: {the first setting of a group: its title}, as in Settings' comments.
+GROUPS = {
+    "algo": "what to train, on whom",
+    "steps": "the run",
+    "batch_size": "rollout",
+    "simulator_concurrency": "the user's model",
+    "reward": "what is rewarded",
+    "lora_rank": "update",
+    "eval_size": "evaluation on held-out users",
+}
 # What a resumed run may change, because it changes no result.
 RESUMABLE = (
     "steps",
@@ -368,16 +378,19 @@ def make_parser():
     )
     for setting in fields(Settings):
         name, about, default = setting.name, setting.metadata, setting.default
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
         if name in TOY:
             default = re.sub("[{}']", "", f"{TOY[name]} / {REAL[name]}")
         text = about["text"] if default is None else f"{about['text']} (default: {default})"
-        parser.add_argument(flag_name(name), default=None, help=text, **about["options"])
-    parser.add_argument(
+        group.add_argument(flag_name(name), default=None, help=text, **about["options"])
+    add = parser.add_argument_group("where the files go").add_argument
+    add(
         "--out",
         metavar="DIR",
         help="directory for all files of the run (default: runs/<time>-<algo>-<mode>)",
     )
-    parser.add_argument(
+    add(
         "--resume",
         metavar="DIR",
         help="continue the run in DIR with its settings; only flags that change no result may be "

@@ -10,7 +10,7 @@ import asyncio
 import torch
 
 from engine import TorchEngine
-from policy import Agent, Episode, Segment
+from rollout import Agent, Episode, Segment
 
 LINES = [
     "My sister forgot my birthday.",

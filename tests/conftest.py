@@ -186,7 +186,7 @@ def make_tiny_tokenizer(words=()):
 @pytest.fixture(scope="session")
 def chat(tiny_tokenizer):
     """The template of the tiny tokenizer in pieces, with a system prompt."""
-    from support.loading import ChatFormat
+    from support.chat_format import ChatFormat
 
     return ChatFormat(tiny_tokenizer, "Be warm.")
 

@@ -18,8 +18,10 @@ from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
 
+from support.answers import Unreadable, read_answer
+
 from answering import CODE, feeling, saying
-from simulator import EMOTION_SCHEMA, REPLY_SCHEMA, Unreadable, read_answer
+from simulator import EMOTION_SCHEMA, REPLY_SCHEMA
 
 # ------------------------------------------------------------------------------ what a policy says
 

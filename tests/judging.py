@@ -9,11 +9,11 @@ import random
 
 import simulator
 from answering import coded, feeling
+from emotion import NEEDS
 from simulator import CHECK_REPLIES, toy_profiles
 from tools.dialogues import load_dialogues
 from toy import world
 from toy.judge import ScriptedJudge, filled
-from toy.words import NEEDS
 
 SCORES = {"ED": 4, "CI": 3, "SC": 2, "DG": 3, "SA": 5}
 ANSWER = {"scores": SCORES}

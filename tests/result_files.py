@@ -5,12 +5,12 @@ import json
 
 import evaluate
 import rlver
-from toy.words import NEEDS
+from emotion import NEEDS
 
 # flags of short dialogues, and of a small run
 SHORT = ["--max-tokens", "4", "--max-turns", "2"]
 SMALL = ["--steps", "1", "--batch-size", "4", "--group-size", "2", *SHORT]
-TASKS = [need.theme for need in NEEDS.values()]
+TASKS = [need.task["en"] for need in NEEDS.values()]
 
 
 def train(model, out, *flags):

@@ -1,6 +1,6 @@
 """scripted.py - an agent that says by heart what a test wants said."""
 
-from policy import Reply, Segment
+from rollout import Reply, Segment
 
 
 class Agent:

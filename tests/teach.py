@@ -5,12 +5,14 @@
 """
 
 import sys
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
 import conftest  # first: it sets the path
 from engine import LocalReader
+from reader import Reader
 from simulator import Simulator, User, known_replies
 from toy import world
 
@@ -19,8 +21,8 @@ YES_NO = ("yes", "no")
 
 def questions_of(row):
     """The prompts about the reply of a row of `known_replies`."""
-    user = User(Simulator(world.ScriptedModel()), row["profile"], dialogue=row["dialogue"])
-    return user.questions()
+    simulator = Simulator(world.ScriptedModel(), reader=Reader(SimpleNamespace(name="nobody")))
+    return User(simulator, row["profile"], dialogue=row["dialogue"]).questions()
 
 
 def teach(path):

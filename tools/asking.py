@@ -2,11 +2,12 @@
 
 A judge is asked as the simulated user is: a prompt is rendered from a file (prompts/en/judge,
 prompts/zh/judge), any model answers with one JSON object, reasons first, then the code of this
-prompt, then what decides, and `simulator.read_answer` reads it. An answer that cannot be read is
+prompt, then what decides, and `answers.read_answer` reads it. An answer that cannot be read is
 asked for again, and then it is missing and counted: it is never scored 0 or the middle, which a
 judge might have said. A judge sees no thoughts. tools/dialogues.py says what it is asked about.
 """
 
+from support.answers import PROMPTS
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest
 from support.servers import MAX_THINKING_TOKENS, CallLog
@@ -69,7 +70,7 @@ class Judge(Simulator):
         raises what that raises. Returns a row of --json for each call: what the case is about, what
         the answer depends on, and under "found" what was read, None where no answer could be. Raises BadInput if no answer about one of the files could be read."""
         await self.check_form()
-        path = simulator.PROMPTS / self.lang / "judge" / f"{question.name}.txt"
+        path = PROMPTS / self.lang / "judge" / f"{question.name}.txt"
         template = path.read_text(encoding="utf-8").strip()
 
         async def ask_row(about, slots, repeat):

@@ -8,7 +8,7 @@ toy knows a few hundred words: "My sister forgot my birthday. I feel hurt.")
 """
 
 from support.errors import BadInput
-from support.results import hidden_need, scale_of_settings
+from support.results import scale_of_settings
 from support.settings import WIDTH, Parser, fold, scripted_notice
 
 import asyncio
@@ -16,7 +16,8 @@ import secrets
 import sys
 from textwrap import indent
 
-from evaluate import BENCHMARK, FLOOR, add_policy_flags, add_user_flags, load_policy, who_talks
+from emotion import hidden_need
+from evaluate import BENCHMARK, STOP_BELOW, add_policy_flags, add_user_flags, load_policy, who_talks
 from simulator import User, analysis_in
 
 INDENT = 26 * " "  # of what the other side does not see
@@ -76,7 +77,7 @@ def ask_line():
 
 def show(args):
     """One dialogue before your eyes: the emotion as a bar, and what the user felt."""
-    from rlver import converse  # here and not above: rlver.py loads torch
+    from rollout import converse
 
     # With --as-policy a policy is loaded, too, and says nothing.
     policy, simulator, users, settings = who_talks(args, args.policy or "toy")
@@ -96,7 +97,7 @@ def show(args):
         first_line = await user.open()
         if profile.first_talk:  # else `answer` made it, and has shown it
             user.show(first_line)
-        return await converse(agent, user, first_line, args.max_turns, floor=FLOOR)
+        return await converse(agent, user, first_line, args.max_turns, stop_below=STOP_BELOW)
 
     episode = asyncio.run(talk())
     scale = scale_of_settings(settings)
@@ -135,8 +136,8 @@ class Friend:
         self.segments, self.cut = agent.segments if agent else [], 0
 
     async def reply(self, line):
-        """As policy.Agent.reply. An empty line of yours ends the dialogue as a full context does."""
-        from policy import read_reply  # here and not above: policy.py loads torch
+        """As rollout.Agent.reply. An empty line of yours ends the dialogue as a full context does."""
+        from rollout import read_reply
 
         if not self.agent:
             text = ask_line()

@@ -7,6 +7,7 @@ of each dialogue the values that stand in a prompt's placeholders. A tool makes 
 `tool_parser`, prints its numbers with `show_table`, and ends with `write_outputs`.
 """
 
+from support.answers import as_json
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
 from support.results import recorded_dialogues
@@ -17,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
-from simulator import as_json, load_profiles, toy_profiles
+from simulator import load_profiles, toy_profiles
 
 # -------------------------------------------------------------------------------- reading the files
 

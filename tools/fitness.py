@@ -18,9 +18,10 @@ answers are kept in results/, so what was stopped goes on where it was; only the
 put a second time are always asked.
 """
 
+from support.answers import PROMPTS
 from support.errors import BadInput, BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
 from support.files import read_jsonl
-from support.metrics import INITIAL_EMOTION, emotion_level, words_of
+from support.metrics import words_of
 from support.servers import CALL_TIMEOUT
 from support.settings import SCRIPTED, fold, from_anywhere, positive
 from support.stats import auc, interval
@@ -36,7 +37,8 @@ from itertools import product
 import numpy as np
 from tqdm.asyncio import tqdm
 
-from simulator import PROMPTS, User, known_replies, make_simulator
+from emotion import INITIAL_EMOTION, emotion_level
+from simulator import User, known_replies, make_simulator
 from tools.asking import open_call_log
 from tools.dialogues import show_table, tool_parser, write_outputs
 

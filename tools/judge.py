@@ -26,8 +26,8 @@ No score is quality: judge and user are both models. docs/measuring.md says what
 """
 
 from support import stats
+from support.answers import Unreadable, as_json, read_answer
 from support.errors import BadInput
-from support.results import intention_of
 from support.settings import positive
 
 import contextlib
@@ -40,7 +40,8 @@ import numpy as np
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
-from simulator import EMOTION_SCHEMA, Unreadable, as_json, is_reading, read_answer
+from emotion import need_of
+from simulator import EMOTION_SCHEMA, is_reading
 from tools.asking import Question, add_judge_flags, ask, ask_files, made_by
 from tools.dialogues import (
     add_files,
@@ -128,8 +129,8 @@ CAPABILITIES_SCHEMA = {
     "code": str,
     "scores": dict.fromkeys(CAPABILITIES, range(1, 6)),
 }
-NEEDS = ("attitude", "thoughts", "needs", "overall")
-NEEDS_SCHEMA = {"reasons": str, "code": str, "scores": dict.fromkeys(NEEDS, range(11))}
+ASPECTS = ("attitude", "thoughts", "needs", "overall")
+NEEDS_SCHEMA = {"reasons": str, "code": str, "scores": dict.fromkeys(ASPECTS, range(11))}
 BLRI_SCALES = {
     "empathic understanding": 4,
     "level of regard": 4,
@@ -239,7 +240,7 @@ def outcome_slots(dialogue):
         return []
     need = dialogue.profile.need if dialogue.profile else ""
     outcome = "success" if dialogue.final >= 100 else "failure"
-    more = {"outcome": outcome, "kind": intention_of(dialogue.task, need)[1]}
+    more = {"outcome": outcome, "kind": need_of(dialogue.task, need)[1]}
     return [{**slots, **more} for slots in dialogue_slots(dialogue)]
 
 

@@ -15,9 +15,9 @@ alone and every answer of a model is logged (FILE.calls.jsonl): a command that w
 where it was and ends with the same file.
 """
 
+from support.answers import PROMPTS, fill
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
-from support.results import intention_of
 from support.servers import MAX_THINKING_TOKENS
 from support.settings import SCRIPTED, Parser, fraction, natural, positive
 
@@ -33,10 +33,10 @@ from pathlib import Path
 
 from tqdm.asyncio import tqdm
 
-from simulator import PROMPTS, Profile, User, fill, load_profiles, make_simulator
+from emotion import NEEDS, need_of
+from simulator import Profile, User, load_profiles, make_simulator
 from tools.asking import open_call_log
 from toy import world
-from toy.words import NEEDS
 
 # --------------------------------------------------------------------------------------- make users
 
@@ -112,10 +112,10 @@ def draw_drafts(count, lang, seed, split=0.0):
     one: of its 500 users 57 to 66 have each need.)
 
     split: the share of users, and of topics, for the test file."""
-    topics, utterances, tasks, groups = (
-        load_text(name, lang).splitlines() for name in ("topics", "talk", "needs", "traits")
+    topics, utterances, groups = (
+        load_text(name, lang).splitlines() for name in ("topics", "talk", "traits")
     )
-    needs = list(zip(NEEDS, tasks))  # needs.txt has the order of NEEDS
+    needs = [(name, need.task[lang]) for name, need in NEEDS.items()]
     rng = random.Random(f"users {seed}")
     topics = rng.sample(topics, len(topics))
     tests, cut = 2 * size_of_test(count // 2, split), size_of_test(len(topics), split)
@@ -210,7 +210,7 @@ def print_check(paths):
     for path, people in zip(paths, files):
         personas = {profile.player for profile in people}
         print(f"{path}: {len(people)} users, {len(personas)} different personas; needs:")
-        needs = Counter(intention_of(profile.task, profile.need)[0] for profile in people)
+        needs = Counter(need_of(profile.task, profile.need)[0] for profile in people)
         print(f"    {dict(needs.most_common())}")
     if len(files) == 2:
         print(f"{paths[1]} shares with {paths[0]}:")

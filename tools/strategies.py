@@ -13,11 +13,12 @@ A gain is not what the strategy causes: a reply with three strategies counts for
 SSRR is not SAGE's, whose scores and scale are not published.
 """
 
+from support.answers import PROMPTS
+
 import re
 import sys
 from itertools import pairwise
 
-from simulator import PROMPTS
 from tools.asking import Question, add_judge_flags, ask_files, made_by
 from tools.dialogues import (
     add_files,

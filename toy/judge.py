@@ -7,7 +7,8 @@ import json
 import random
 import re
 
-from toy.words import ACTS, NEEDS
+from emotion import NEEDS
+from toy.words import ACTS
 from toy.world import act_of, code_in, split_sentences, tags_of
 
 SCRIPTED_JUDGE = "scripted"  # its name

@@ -5,12 +5,14 @@ Most lists exist twice: "train" for the training users, "heldout" for the held-o
 share no person, no event, no feeling and no wording of a need.
 
 The starting policy is trained on sentences made of these words. After an edit of any word make it
-again (python -m toy.make_policy); a test notices. The order of a list counts as well, because words
+again (python recipes/make_policy.py); a test notices. The order of a list counts as well, because words
 are drawn by their place in it.
 """
 
 from dataclasses import dataclass
 from itertools import product
+
+from emotion import NEEDS
 
 
 def lines(text):
@@ -156,23 +158,14 @@ FEELING_WORDS = set(FEELINGS["train"] + FEELINGS["heldout"])
 
 # --------------------------------------------------------------------------------- the hidden needs
 
+# What the policy's thoughts say behind "wants ", for each of NEEDS.
+WORD_IN_THOUGHT = dict(
+    zip(NEEDS, "analysis advice reasons growth praise ears empathy support".split())
+)
 
-@dataclass(frozen=True)
-class Need:
-    """One of the eight hidden needs of SAGE (RLVER, Table 5)."""
-
-    theme: str  # the hidden theme of the profile, word for word
-    word_in_thought: str  # the policy's thoughts say "wants " and this word
-    cues: dict  # {"train": [...], "heldout": [...]}: lines in which users show the need
-
-
-# The first four needs are rational, the others emotional.
-NEEDS = {}
-
-NEEDS["analyse"] = Need(
-    theme="You want the problem weighed critically, from all its sides.",
-    word_in_thought="analysis",
-    cues=splits(
+# The lines in which users show a need: {need: {"train": [...], "heldout": [...]}}.
+CUES = {
+    "analyse": splits(
         train="""
             I want to see the whole picture.
             I need to sort the facts out.
@@ -186,12 +179,7 @@ NEEDS["analyse"] = Need(
             I need a clear view of it.
         """,
     ),
-)
-
-NEEDS["advise"] = Need(
-    theme="You want advice that really helps with the present trouble.",
-    word_in_thought="advice",
-    cues=splits(
+    "advise": splits(
         train="""
             I do not know what to do next.
             What should I do now?
@@ -205,12 +193,7 @@ NEEDS["advise"] = Need(
             I need a way to mend this.
         """,
     ),
-)
-
-NEEDS["explain"] = Need(
-    theme="You want to understand why the other person acted so.",
-    word_in_thought="reasons",
-    cues=splits(
+    "explain": splits(
         train="""
             Why would anyone act like that?
             I can not understand the reason.
@@ -224,12 +207,7 @@ NEEDS["explain"] = Need(
             I would love to know why.
         """,
     ),
-)
-
-NEEDS["reflect"] = Need(
-    theme="You want to be guided to look at yourself and to grow.",
-    word_in_thought="growth",
-    cues=splits(
+    "reflect": splits(
         train="""
             Maybe I should learn from this.
             I want to understand myself better.
@@ -243,12 +221,7 @@ NEEDS["reflect"] = Need(
             I look at my own part a lot.
         """,
     ),
-)
-
-NEEDS["praise"] = Need(
-    theme="You want sincere praise for what you did.",
-    word_in_thought="praise",
-    cues=splits(
+    "praise": splits(
         train="""
             I tried so hard.
             Nobody noticed my effort.
@@ -262,12 +235,7 @@ NEEDS["praise"] = Need(
             I did so much for them.
         """,
     ),
-)
-
-NEEDS["listen"] = Need(
-    theme="You want somebody to listen while you let it out.",
-    word_in_thought="ears",
-    cues=splits(
+    "listen": splits(
         train="""
             I just need to let it out.
             There is so much to tell.
@@ -281,12 +249,7 @@ NEEDS["listen"] = Need(
             I need to talk and talk.
         """,
     ),
-)
-
-NEEDS["empathise"] = Need(
-    theme="You want your feeling to be felt deeply, not simply soothed.",
-    word_in_thought="empathy",
-    cues=splits(
+    "empathise": splits(
         train="""
             Nobody knows how it feels.
             It hurts so deep inside.
@@ -300,12 +263,7 @@ NEEDS["empathise"] = Need(
             Nobody feels how deep it goes.
         """,
     ),
-)
-
-NEEDS["side"] = Need(
-    theme="You did nothing wrong, and you want that to be said.",
-    word_in_thought="support",
-    cues=splits(
+    "side": splits(
         train="""
             They say it was my fault.
             I am not the bad one here.
@@ -319,7 +277,7 @@ NEEDS["side"] = Need(
             And I should say sorry for that?
         """,
     ),
-)
+}
 
 
 # ------------------------------------------------------------------------------------ the replies

@@ -9,7 +9,7 @@ whom. What is not: nobody is comforted. The English is a template grammar of a f
 have the name of the need that they serve (praise, listen, advise ...), three are bad habits that
 serve no need (cheer, dismiss, topic). What the policy learns is *which act helps which need*, said
 to the right person, legibly, and never twice. The words themselves, those of the held-out
-users too, are planted by the supervised training of the base policy (toy/make_policy.py);
+users too, are planted by the supervised training of the base policy (recipes/make_policy.py);
 reinforcement learning only teaches it to act on what it knows.
 
 From top to bottom: the users; how a reply is read; how far it helps; the scripted model that plays
@@ -27,15 +27,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from emotion import NEEDS
 from toy.words import (
     ACTS,
+    CUES,
     DETAILS,
     EVENTS,
     FEELING_WORDS,
     FEELINGS,
     HABITS,
     NAMES,
-    NEEDS,
     PEOPLE,
     PERSON_WORDS,
     PERSONAS,
@@ -58,13 +59,12 @@ def profiles(split, count=None, seed=0):
     made = []
     for i in range(count):
         name = names_of_needs[i % len(NEEDS)]
-        need = NEEDS[name]
         person = rng.choice(PEOPLE[split])
         event = rng.choice(EVENTS[split])
         feeling = rng.choice(FEELINGS[split])
         first_name = rng.choice(NAMES[split])
         details = rng.sample(DETAILS[split], 2)
-        cues = rng.sample(need.cues[split], 3)
+        cues = rng.sample(CUES[name][split], 3)
         group, traits = rng.choice(PERSONAS)
         persona = [
             f"* Name: {first_name}",
@@ -89,7 +89,7 @@ def profiles(split, count=None, seed=0):
             "scene": "\n".join(scene),
             "main_cha": group,
             "cha_group": traits,
-            "task": need.theme,
+            "task": NEEDS[name].task["en"],
             "need": name,
         }
         made.append(profile)
@@ -252,7 +252,7 @@ class Scene:
     need: str  # a key of NEEDS
 
 
-NEED_OF_THEME = {need.theme: name for name, need in NEEDS.items()}
+NEED_OF_THEME = {need.task["en"]: name for name, need in NEEDS.items()}
 
 
 def read_scene(scene, task):

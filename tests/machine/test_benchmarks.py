@@ -9,7 +9,8 @@ import re
 import pytest
 
 from benchmarks import gpu, speed, tables
-from policy import Episode, Segment, pack
+from policy import pack
+from rollout import Episode, Segment
 from runs import rows
 
 MEASURED = tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read()

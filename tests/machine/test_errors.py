@@ -1,6 +1,7 @@
 """What stops a run: the self-checks, and a simulator that fails in one dialogue or in all; and what
 is said of it."""
 
+from support.answers import PROMPTS
 from support.errors import (
     CannotWrite,
     SelfCheckFailed,
@@ -20,9 +21,9 @@ import pytest
 from answering import tagged
 from engine import TorchEngine
 from grpo import check_groups
-from policy import Episode
+from rollout import Episode
 from runs import alike, go, go_on, metrics, rows, summary
-from simulator import PROMPTS, User, toy_profiles
+from simulator import User, toy_profiles
 from toy import world
 from toy.words import PEOPLE
 

@@ -1,6 +1,8 @@
 """tools/fitness.py: is a language model fit to play the user? Models of every kind stand on a
 loopback server, and each gets the right words."""
 
+from support import answers
+
 import json
 import random
 import re
@@ -9,7 +11,6 @@ import time
 import numpy as np
 import pytest
 
-import simulator
 from answering import coded, feeling, saying
 from server import Loopback, completion, failure
 from tools import fitness
@@ -160,7 +161,7 @@ def test_what_is_refused_or_unreadable_is_not_read(tmp_path, monkeypatch, capsys
     """A filter that takes the cruel replies away would leave a model that hears kind ones well. What
     can be read at the second try was not read at the first one."""
     monkeypatch.chdir(tmp_path)
-    complaint = simulator.load_prompt("complaint")
+    complaint = answers.load_prompt("complaint")
 
     def reply(request):
         prompt = request["messages"][0]["content"]

@@ -2,6 +2,7 @@
 wrong: what is asked, what is counted, what is shown. Reading an answer is tested by hand in
 tests/textbook/test_judge_answers.py."""
 
+from support.answers import PROMPTS, Unreadable, code_of, fill, read_answer
 from support.files import write_json
 from support.results import recorded_dialogues
 from support.servers import json_schema
@@ -15,15 +16,13 @@ from types import SimpleNamespace
 
 import pytest
 
-import simulator
 import tools.judge
+from emotion import NEEDS
 from judging import ANSWER, Model, at, call, run, sage, toy_result, write
-from simulator import Unreadable, code_of, fill, read_answer
 from tools import strategies
 from tools.asking import MACHINERY_ONLY, RETRIES
 from tools.dialogues import load_dialogues
 from toy.judge import ScriptedJudge
-from toy.words import NEEDS
 
 pytestmark = pytest.mark.usefixtures("fresh_tools")
 
@@ -48,7 +47,7 @@ PLACEHOLDERS = set("dialogue reply line need thought record outcome reasons mode
 def test_every_prompt_shows_its_object_and_belongs_to_a_question(lang):
     """It shows the keys in their order, in a form that cannot be read if a model only copies it;
     the scripted judge's answer can be read; and no prompt is there that nobody asks."""
-    there = {path.stem: path for path in simulator.PROMPTS.glob(f"{lang}/judge/*.txt")}
+    there = {path.stem: path for path in PROMPTS.glob(f"{lang}/judge/*.txt")}
     assert set(there) == set(SCHEMAS)
     for name, schema in SCHEMAS.items():
         template = there[name].read_text(encoding="utf-8").strip()

@@ -1,6 +1,6 @@
 """tools/profiles.py: users that one makes oneself."""
 
-from support.results import intention_of
+from support.answers import Unreadable, read_answer
 
 import asyncio
 import json
@@ -10,26 +10,15 @@ from collections import Counter
 
 import pytest
 
+from emotion import NEEDS, need_of
 from result_files import write
-from simulator import (
-    PROMPTS,
-    Simulator,
-    Unreadable,
-    check_playable,
-    load_profiles,
-    read_answer,
-)
+from simulator import Simulator, check_playable, load_profiles
 from tools import profiles
 from tools.profiles import SCHEMAS, draw_drafts, load_text, write_users
-from toy.words import NEEDS
 from toy.world import code_in
 
 WRITER = ("--writer", "openai:MODEL@URL")
-NEED = {
-    lang: (PROMPTS / lang / "writer" / "needs.txt").read_text(encoding="utf-8").splitlines()
-    for lang in ("en", "zh")
-}
-THEME = NEED["en"][5]
+THEME = NEEDS["listen"].task["en"]
 
 
 async def scripted(prompt, schema):
@@ -67,22 +56,22 @@ def test_quotas_are_exact(count, split):
     assert abs(len(test) - split * count) <= 1
     assert not {draft["topic"] for draft in train} & {draft["topic"] for draft in test}
     for draft in train + test:
-        assert draft["task"] == NEEDS[draft["need"]].theme and len(set(draft["cha_group"])) == 3
+        assert (
+            draft["task"] == NEEDS[draft["need"]].task["en"] and len(set(draft["cha_group"])) == 3
+        )
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     """The released script names two files of seeds and ships neither."""
-    topics, talk, traits, needs = (
-        load_text(name, lang).splitlines() for name in ("topics", "talk", "traits", "needs")
+    topics, talk, traits = (
+        load_text(name, lang).splitlines() for name in ("topics", "talk", "traits")
     )
     assert len(set(topics)) >= 120 and len(set(talk)) >= 60
     sizes = [len(set(line.split(": ")[1].split(", "))) for line in traits]
     assert sizes == [10, 15, 13]  # as in the released script
-    for name, need in zip(NEEDS, needs, strict=True):
-        assert intention_of(need)[0] in (name, "other") and (
-            lang == "zh" or need == NEEDS[name].theme
-        )
+    for name, need in NEEDS.items():
+        assert need_of(need.task[lang])[0] in (name, "other")
     asked_for = {"persona": {"main_cha", "traits", "talk"}, "scene": {"player", "topic", "task"}}
     for part, schema in SCHEMAS.items():  # all keys are asked for, and an echo is no answer
         prompt, layout = load_text(part, lang), load_text(f"{part}_layout", lang)

@@ -20,7 +20,7 @@ import pytest
 import models
 import rlver
 from benchmarks import tables
-from policy import Agent, Episode
+from rollout import Agent, Episode
 from runs import ALGO, go, metrics, summary
 
 pytestmark = pytest.mark.usefixtures("moods")

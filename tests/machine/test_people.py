@@ -1,7 +1,8 @@
 """The users of a run: whom a step meets, who may play them, and the world of people who chat and
 have no hidden need. (The heart-to-heart people written by hand: test_profiles.py.)"""
 
-from support.results import intention_of, read_results
+from support.answers import PROMPTS
+from support.results import read_results
 
 import asyncio
 from collections import Counter
@@ -12,19 +13,12 @@ import pytest
 import evaluate
 import rlver
 from answering import CHAINS, Model
+from emotion import NEEDS, need_of
 from result_files import SHORT, measure
 from runs import output_of
 from server import Loopback, mild_answer
-from simulator import (
-    PROMPTS,
-    Simulator,
-    User,
-    load_profiles,
-    profiles_of_step,
-    toy_profiles,
-)
+from simulator import Simulator, User, load_profiles, profiles_of_step, toy_profiles
 from tools import chat, replay
-from toy.words import NEEDS
 
 PROFILES = PROMPTS / "profiles"
 CHAT = PROFILES / "en_chat.jsonl"
@@ -111,9 +105,9 @@ def test_people_who_chat_are_whole(lang):
     for p in everybody:
         if p.target == "eq":
             assert p.need in NEEDS, p.id
-            assert intention_of(p.task)[0] in (p.need, "other"), p.id
+            assert need_of(p.task)[0] in (p.need, "other"), p.id
         else:
-            assert intention_of(p.task, p.need) == ("other", "other"), p.id
+            assert need_of(p.task, p.need) == ("other", "other"), p.id
             assert all(p.scene.count(head) == 1 for head in HEADS[lang]), p.id
             assert p.first_talk and len(p.cha_group) == 3, p.id
 

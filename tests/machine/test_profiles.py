@@ -2,6 +2,7 @@
 what a held-out score means, so what these tests hold on to is mostly arithmetic: who is where, how
 often, and never twice. And files as the world has them."""
 
+from support.answers import PROMPTS, fill
 from support.errors import BadInput
 
 import json
@@ -11,9 +12,9 @@ from itertools import combinations
 
 import pytest
 
-from simulator import PROMPTS, Simulator, User, check_playable, fill, load_profiles
+from emotion import NEEDS
+from simulator import Simulator, User, check_playable, load_profiles
 from toy import world
-from toy.words import NEEDS
 
 COUNTS = {"en_train": 16, "en_test": 8, "zh_train": 10, "zh_test": 6}
 GROUPS = {"en": {"negative", "passive", "avoidant"}, "zh": {"负面型", "被动型", "回避型"}}
@@ -39,7 +40,7 @@ def test_every_intention_is_played_and_none_dominates():
     score would say nothing about the rest. The English sentences are those of the toy, letter for
     letter, so that runs can be compared intention by intention."""
     tasks = {name: Counter(p.task for p in people) for name, people in PEOPLE.items()}
-    english = [need.theme for need in NEEDS.values()]
+    english = [need.task["en"] for need in NEEDS.values()]
     assert tasks["en_train"] == Counter(english * 2) and tasks["en_test"] == Counter(english)
     train, test = tasks["zh_train"], tasks["zh_test"]
     assert len(train) == len(train | test) == 8 and len(test) == 6

@@ -73,18 +73,15 @@ def test_the_readme_has_its_three_commands_and_ci_runs_them():
 
 
 def test_the_loop_is_that_of_the_code():
-    """The README's excerpt of `train`: its lines, in their order, with gaps only at "..."."""
-    excerpt = re.search(r"^```python\n(.*?)^```$", README, re.S | re.M).group(1)
-    assert 20 <= len(excerpt.splitlines()) <= 25
-    place = re.sub(r"^ {4}", "", inspect.getsource(rlver.train), flags=re.M)
-    for piece in re.split(r"^ +\.\.\.\n", excerpt, flags=re.M):
-        before, found, place = place.partition(piece)
-        assert found, piece
+    """README shows `train` whole; and it is short enough to be shown."""
+    shown = re.search(r"^```python\n(.*?)^```$", README, re.S | re.M).group(1)
+    assert shown == inspect.getsource(rlver.train)
+    assert len(shown.splitlines()) <= 100
 
 
 def test_links_lead_to_the_lines_of_functions():
     """From an equation to the function: `gae` in line 70 of ppo.py."""
-    links = re.findall(r"\[`([\w.]+)`\]\((\w+\.py)#L(\d+)\)", README)
+    links = re.findall(r"\[`([\w.]+)`\]\(([\w/]+\.py)#L(\d+)\)", README)
     assert len(links) >= 15
     for name, path, line in links:
         code = (ROOT / path).read_text(encoding="utf-8").splitlines()
@@ -153,7 +150,10 @@ def test_the_toy_commands_run(flags, tmp_path):
 
 
 # what a run is made of, with no example of its own
-NO_SCRIPTS = {"engine.py", "lora.py", "models.py", "reader.py", "simulator.py"}
+NO_SCRIPTS = {
+    f"{name}.py"
+    for name in ("emotion", "engine", "lora", "models", "reader", "rollout", "simulator")
+}
 SCRIPTS = sorted({path.name for path in ROOT.glob("*.py")} - NO_SCRIPTS)
 TOOLS = [
     f"tools.{path.stem}"

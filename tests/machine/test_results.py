@@ -1,8 +1,7 @@
 """Result files, ours and SAGE's: what they hold, their scores, and comparisons of them."""
 
 from support.errors import BadInput
-from support.metrics import scale_in_words
-from support.results import compare, differences, intention_of, score, what_scores_are
+from support.results import compare, differences, score, what_scores_are
 
 import json
 import os
@@ -15,9 +14,9 @@ import pytest
 
 import evaluate
 from conftest import ROOT
+from emotion import NEEDS, need_of, scale_in_words
 from result_files import TASKS, measure, our_line, sage_line, write
 from runs import files, refuse, rows
-from toy.words import NEEDS
 
 SAMPLE = ROOT.parent / "shared/data/sage_results_sample.jsonl"
 
@@ -34,11 +33,11 @@ CHINESE = {
 
 
 def test_intentions_are_told_apart():
-    themes = {need.theme: name for name, need in NEEDS.items()}
+    themes = {need.task["en"]: name for name, need in NEEDS.items()}
     for theme, name in {**themes, **CHINESE}.items():
         is_rational = name in ("explain", "analyse", "advise", "reflect")
-        assert intention_of(theme) == (name, "rational" if is_rational else "emotional")
-    assert intention_of("Something else.") == intention_of(None) == ("other", "other")
+        assert need_of(theme) == (name, "rational" if is_rational else "emotional")
+    assert need_of("Something else.") == need_of(None) == ("other", "other")
 
 
 # ------------------------------------------------------------------------------------------ scoring

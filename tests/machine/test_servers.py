@@ -25,7 +25,7 @@ import evaluate
 import rlver
 from answering import Model, coded, feeling
 from result_files import measure
-from rlver import rollout
+from rollout import rollout
 from runs import files, go_on, output_of, rows, words
 from scripted import Agent
 from server import SOON, Loopback, completion, failure, mild_answer, toy_people

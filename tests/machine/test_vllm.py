@@ -1,7 +1,9 @@
 """vLLM for real: its CPU build samples in this process. Without it these tests skip by name;
 .ci/run has an environment for them."""
 
-from support.loading import ChatFormat, load_model, stop_ids
+from support.answers import PROMPTS, code_of, fill, read_answer
+from support.chat_format import ChatFormat
+from support.loading import load_model, stop_ids
 from support.ranks import iter_full_weights
 from support.servers import ServerModel
 from support.settings import vllm_is_there
@@ -27,14 +29,7 @@ from models import PROBE
 from policy import Policy, pack
 from ppo import logp_gap
 from runs import metrics, words
-from simulator import (
-    PROMPTS,
-    REPLY_SCHEMA,
-    Simulator,
-    code_of,
-    fill,
-    read_answer,
-)
+from simulator import REPLY_SCHEMA, Simulator
 from tools import fitness
 
 pytestmark = pytest.mark.skipif(

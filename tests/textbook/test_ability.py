@@ -116,7 +116,7 @@ def test_bad_logs_are_one_line(tmp_path, capfd):
 
 @pytest.mark.slow
 def test_thoughts_are_stripped_before_scoring():
-    """The filter of tests/probes, by hand: as policy.split_thought has it; what was cut inside of
+    """The filter of tests/probes, by hand: as rollout.split_thought has it; what was cut inside of
     its thought leaves nothing; what has none stays. IFEval counts words and letters over all of an
     answer, so a thought that stays in fails instructions."""
     sys.path.insert(0, str(PROBES))

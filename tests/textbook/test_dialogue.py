@@ -8,12 +8,12 @@ import random
 import re
 from collections import Counter
 from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 
 from answering import coded, feeling, saying
-from policy import Reply, split_thought
-from rlver import converse, rollout
+from rollout import Reply, converse, rollout, split_thought
 from scripted import Agent
 from simulator import Profile, Simulator, User
 
@@ -71,12 +71,12 @@ def test_the_turn_limit_is_exact_and_every_reply_is_scored(max_turns):
     nobody scores would be trained on the emotion before it."""
     episode, agent, model = hold(cycle(["+1 hm"]), max_turns)
     assert len(episode.turns) == len(agent.heard) == max_turns
-    assert [t["change"] for t in episode.turns] == [1] * max_turns
-    assert [t["emotion"] for t in episode.turns] == [31 + i for i in range(max_turns)]
+    assert [t.change for t in episode.turns] == [1] * max_turns
+    assert [t.emotion for t in episode.turns] == [31 + i for i in range(max_turns)]
     final = 30 + max_turns
     assert (episode.ended, episode.emotion, episode.reward) == ("turn_limit", final, final / 100)
     # nobody pays for an answer unheard
-    assert len(model.prompts) == 2 * max_turns - 1 and episode.turns[-1]["user"] is None
+    assert len(model.prompts) == 2 * max_turns - 1 and episode.turns[-1].user is None
 
 
 # replies, how it ends, final emotion, replies that were scored, calls to the user's model
@@ -102,7 +102,7 @@ def test_how_a_dialogue_ends(name):
         [thinking(*reply) if isinstance(reply, tuple) else reply for reply in replies]
     )
     assert (episode.ended, episode.emotion, episode.reward) == (ended, emotion, emotion / 100)
-    assert sum(t["emotion"] is not None for t in episode.turns) == scored
+    assert sum(t.emotion is not None for t in episode.turns) == scored
     assert len(model.prompts) == calls and episode.segments == agent.segments
     begun = (episode.profile_id, episode.first_line, episode.group)
     assert begun == ("p-0", "First line.", 3)
@@ -118,7 +118,7 @@ def test_the_benchmark_starts_and_ends_where_its_user_does():
         (["-10 a"] * 3 + ["+10 b", "+1 c bye"], "goodbye", 21, 5),
     ):
         user = User(Simulator(Model()), person(0), emotion=40)
-        episode = asyncio.run(converse(Agent(replies), user, "Hi.", 10, floor=9))
+        episode = asyncio.run(converse(Agent(replies), user, "Hi.", 10, stop_below=10))
         assert (episode.ended, episode.emotion, len(episode.turns)) == (ended, emotion, turns)
         assert episode.reward == emotion / 100
 
@@ -133,8 +133,10 @@ def test_a_malformed_reply_is_logged_and_never_sent():
     ):
         episode, _, model = hold(["+10 fine", thinking(text), "+9 never said"])
         assert episode.reward == 0 and "secret" not in "".join(model.prompts)
-        assert episode.turns[-1]["reply"] == text  # as sampled: one should see why it got 0
-        logged = [episode.turns[-1][key] for key in ("user", "analysis", "change", "emotion")]
+        assert episode.turns[-1].reply == text  # as sampled: one should see why it got 0
+        logged = [
+            getattr(episode.turns[-1], key) for key in ("user", "analysis", "change", "emotion")
+        ]
         assert logged == [None] * 4
 
 
@@ -146,7 +148,7 @@ def test_thoughts_never_reach_the_user():
     )
     prompts = "".join(model.prompts)
     assert "secret" not in prompts and "<think" not in prompts and "+3 word 7" in prompts
-    assert [(t["thought"], t["reply"]) for t in episode.turns] == [
+    assert [(t.thought, t.reply) for t in episode.turns] == [
         (f"secret {i}", f"+3 word {i}") for i in range(8)
     ]
 
@@ -159,9 +161,9 @@ def test_the_policy_hears_what_the_user_said_and_nothing_else():
         "person-0 speaks, having heard <+1 a>",
         "person-0 speaks, having heard <+1 b>",
     ]
-    assert [t["user"] for t in episode.turns] == [*agent.heard[1:], "Goodbye."]
+    assert [t.user for t in episode.turns] == [*agent.heard[1:], "Goodbye."]
     # the log can be checked against
-    assert all(f"it said <{t['reply']}>" in t["analysis"] for t in episode.turns)
+    assert all(f"it said <{t.reply}>" in t.analysis for t in episode.turns)
 
 
 # -------------------------------------------------------------------------------------- the rollout
@@ -179,9 +181,40 @@ def crowd(people, group_size, script, model=None, bar=None):
 
     everybody = {k: person(k) for k in range(people)}
     episodes, errors = asyncio.run(
-        rollout(Simulator(model), everybody, group_size, make_agent, 8, bar)
+        rollout(Simulator(model), everybody, group_size, make_agent, 8, bar=bar)
     )
     return episodes, len(errors), agents, model
+
+
+class Cat:
+    """A stranger's user: who it is, an emotion, and what `converse` and `rollout` call."""
+
+    def __init__(self, profile, emotion):
+        self.profile, self.emotion = profile, emotion
+
+    async def feel(self, reply):
+        change = 9 if "fish" in reply else -9
+        self.emotion += change
+        return f"I heard {reply}", change
+
+    async def answer(self):
+        return "Meow.", self.emotion > 40
+
+    def copy(self, name):
+        return Cat(self.profile, self.emotion)
+
+
+def test_anybody_can_be_the_user():
+    """Two methods, an emotion, and an id; nothing here knows prompts or models."""
+    makes_cats = SimpleNamespace(user=lambda profile, start, name: Cat(profile, start))
+    cats = {k: SimpleNamespace(id=f"cat-{k}") for k in range(2)}
+    said = {0: ["Some fish?"] * 5, 1: ["No."] * 5, 2: ["fish", "No."] * 3, 3: ["fish"]}
+    rolled = rollout(makes_cats, cats, 2, lambda number: Agent(said[number]), 5)
+    episodes, dropped = asyncio.run(rolled)
+    assert not dropped and [e.profile_id for e in episodes] == ["cat-0"] * 2 + ["cat-1"] * 2
+    assert [e.ended for e in episodes[:3]] == ["goodbye", "emotion_min", "turn_limit"]
+    assert [e.emotion for e in episodes[:3]] == [48, -6, 39]
+    assert episodes[0].turns[1].analysis == "I heard Some fish?"
 
 
 def uneven(i):
@@ -211,7 +244,7 @@ def test_every_dialogue_keeps_its_own_user_while_others_end(people, group_size):
     for i, e in enumerate(episodes):
         n, k = len(e.turns), i // group_size
         assert (e.profile_id, e.group) == (f"p-{k}", k) and e.segments is agents[i].segments
-        assert [t["reply"] for t in e.turns] == uneven(i)[:n]
+        assert [t.reply for t in e.turns] == uneven(i)[:n]
         assert e.emotion == 30 + n * (i - 3) and e.reward == e.emotion / 100
         assert all(f"person-{e.group} " in line for line in agents[i].heard)
 

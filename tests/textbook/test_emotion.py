@@ -3,12 +3,10 @@
 "Defect N" is a line of docs/differences.md of what the released code does.
 """
 
-from support.metrics import emotion_level
-
 import asyncio
 
 from answering import Model, feeling, user_of
-from simulator import clamp_change, move_emotion
+from emotion import clamp_change, emotion_level, move_emotion
 
 
 def test_an_example_by_hand():

@@ -20,7 +20,7 @@ from agents import (
     sampled,
 )
 from engine import TorchEngine
-from policy import Agent
+from rollout import Agent
 
 
 @pytest.fixture(params=["tiny_model", "tiny_gqa_model"])

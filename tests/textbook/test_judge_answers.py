@@ -9,11 +9,12 @@ By hand: the answer
 gives the five scores of its last key; what is quoted in a reason is text.
 """
 
+from support.answers import Unreadable, read_answer
+
 import json
 
 import pytest
 
-from simulator import Unreadable, read_answer
 from tools.judge import (
     QUESTIONS,
     correlation_of,

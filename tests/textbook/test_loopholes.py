@@ -8,11 +8,12 @@ import random
 import numpy as np
 import pytest
 
-from rlver import converse
+from emotion import NEEDS
+from rollout import converse
 from scripted import Agent
 from simulator import User, make_simulator, toy_profiles
 from toy import world
-from toy.words import ACTS, FEELING_WORDS, FEELINGS, NEEDS, PEOPLE, PERSON_WORDS, join_parts
+from toy.words import ACTS, FEELING_WORDS, FEELINGS, PEOPLE, PERSON_WORDS, join_parts
 from toy.world import SECONDARY, act_of, read_scene, score_reply
 from toy_replies import change, sentences
 

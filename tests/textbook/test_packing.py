@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from agents import episode_of, random_episode
-from policy import Segment, micro_batches, pack, tree_mask
+from policy import micro_batches, pack, tree_mask
+from rollout import Segment, Turn
 
 
 def test_packing_by_the_worked_example():
@@ -45,7 +46,8 @@ def paid(*emotions, reward):
     for k, e in enumerate(emotions):
         segments += [Segment([3, 4], branch=k + 1, log_probs=[-1.0, -1.0]), Segment([5])]
         # the user said +10 or -10; at the limits it was moved less
-        turns.append({"emotion": e, "change": None if e is None else 10 if e > at[k] else -10})
+        change = None if e is None else 10 if e > at[k] else -10
+        turns.append(Turn("Hm.", "", emotion=e, change=change))
     return episode_of(segments, turns=turns, reward=reward)
 
 
@@ -76,7 +78,7 @@ def test_turns_of_either_kind_are_counted_and_paid_as_was_asked():
         Segment([3, 4], 1, [-1.0, -1.0]),
         Segment([6]),
     ]
-    turns = [{"emotion": 40, "change": None}, {"emotion": 36, "change": None}]
+    turns = [Turn("Hm.", "", emotion=40), Turn("Hm.", "", emotion=36)]
     episode = episode_of(segments, reward=0.36, turns=turns)
     batch = pack([episode], 8, "delta", multiple=5)
     assert batch.ids.tolist() == [[1, 2, 3, 5, 9, 3, 4, 6, 8, 8]]

@@ -3,6 +3,15 @@
 "Defect N" is a line of docs/differences.md of what the released code does.
 """
 
+from support.answers import (
+    PLACEHOLDERS,
+    PROMPTS,
+    Unreadable,
+    as_json,
+    fill,
+    load_prompt,
+    read_answer,
+)
 from support.errors import BadInput
 
 import asyncio
@@ -13,18 +22,7 @@ import pytest
 
 from answering import CHAINS, CODE, LIN, Model, feeling, tagged, user_of
 from hostile import FORGED
-from simulator import (
-    EMOTION_SCHEMA,
-    PLACEHOLDERS,
-    PROMPTS,
-    PURPOSES,
-    REPLY_SCHEMA,
-    Unreadable,
-    as_json,
-    fill,
-    load_prompt,
-    read_answer,
-)
+from simulator import EMOTION_SCHEMA, PURPOSES, REPLY_SCHEMA
 
 
 def test_an_example_by_hand():

@@ -4,6 +4,14 @@ made here, so here it could be forged.
 "Defect N" is a line of docs/differences.md of what the released code does.
 """
 
+from support.answers import (
+    CODE_LETTERS,
+    MAX_ANSWER_LENGTH,
+    Unreadable,
+    code_of,
+    load_prompt,
+    read_answer,
+)
 from support.errors import UnreadableAnswers
 from support.servers import CallLog
 
@@ -15,21 +23,9 @@ import pytest
 
 import hostile
 from answering import CODE, LIN, Model, feeling, saying, user_of
-from rlver import converse
+from rollout import converse
 from scripted import Agent
-from simulator import (
-    CODE_LETTERS,
-    EMOTION_SCHEMA,
-    MAX_ANSWER_LENGTH,
-    REPLY_SCHEMA,
-    Profile,
-    Simulator,
-    Unreadable,
-    User,
-    code_of,
-    load_prompt,
-    read_answer,
-)
+from simulator import EMOTION_SCHEMA, REPLY_SCHEMA, Profile, Simulator, User
 from toy.world import code_in
 
 
@@ -258,7 +254,7 @@ def test_a_dialogue_ends_when_the_user_says_that_it_leaves():
     opening = asyncio.run(user.open())
     episode = asyncio.run(converse(Agent(["Hm."] * 9), user, opening, 8))
     assert opening == "Goodbye, Ann" and episode.ended == "goodbye"
-    assert [turn["user"] for turn in episode.turns] == [
+    assert [turn.user for turn in episode.turns] == [
         "He said goodbye, and 再见, and was gone.",
         "I have to run.",
     ]

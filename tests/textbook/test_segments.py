@@ -9,7 +9,8 @@ import pytest
 
 from agents import LINES, THOUGHTS, Recorder, episode_of, gossip, sampled, speak
 from engine import TorchEngine
-from policy import Agent, pack, split_thought
+from policy import pack
+from rollout import Agent, split_thought
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,9 @@ reply has, the next speaker's token taken for the end of a reply. A model that i
 scaffold learns, and is wrong wherever its own template is used.
 """
 
+from support.chat_format import ChatFormat
 from support.errors import BadModel
-from support.loading import ChatFormat, load_model, stop_ids
+from support.loading import load_model, stop_ids
 
 import asyncio
 import copy
@@ -21,7 +22,7 @@ from agents import LINES, speak
 from conftest import make_tiny_model
 from engine import TorchEngine, load_local
 from families import FAMILIES, THINKING, byte_level, chatml, tokenizer_of
-from policy import take_thoughts
+from rollout import take_thoughts
 
 
 def test_text_that_spells_a_special_token_is_only_text(chat, tiny_tokenizer):

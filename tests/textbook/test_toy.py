@@ -7,15 +7,10 @@ from collections import Counter
 
 import pytest
 
+from emotion import NEEDS
 from simulator import Profile, User, make_simulator, toy_profiles
 from toy import world
-from toy.words import (
-    ACTS,
-    FEELING_WORDS,
-    NEEDS,
-    PERSON_WORDS,
-    join_parts,
-)
+from toy.words import ACTS, CUES, FEELING_WORDS, PERSON_WORDS, join_parts
 from toy.world import SECONDARY, NotOfThisWorld, act_of, read_scene, score_reply
 from toy_replies import change, sentences
 
@@ -32,7 +27,7 @@ HAND = Profile(
     "## What I say when I open up\n- Cue one.\n- Cue two.\n- Cue three.\n",
     "passive",
     [],
-    NEEDS["advise"].theme,
+    NEEDS["advise"].task["en"],
 )
 
 
@@ -77,7 +72,7 @@ def test_held_out_users_share_nothing_with_training_users():
     """Otherwise "held out" would measure memory. All that is told of a user is new."""
     train, heldout = (set().union(*map(words_of, rows)) for rows in splits().values())
     assert not train & heldout and len(heldout) > 50
-    cues = [cue for need in NEEDS.values() for split in need.cues for cue in need.cues[split]]
+    cues = [cue for splits in CUES.values() for lines in splits.values() for cue in lines]
     assert len(set(cues)) == len(cues)  # and a cue tells one need from all others
 
 

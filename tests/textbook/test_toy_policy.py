@@ -1,5 +1,5 @@
 """The toy's starting policies: the corpus that they are taught, and that what is
-shipped is of the recipe in toy/make_policy.py."""
+shipped is of the recipe in recipes/make_policy.py."""
 
 from support.loading import load_model
 
@@ -8,8 +8,9 @@ import random
 
 import torch
 
-from toy import make_policy, world
-from toy.words import ACTS, FEELING_WORDS, NEEDS, PERSON_WORDS, Act
+from recipes import make_policy
+from toy import world
+from toy.words import ACTS, CUES, FEELING_WORDS, PERSON_WORDS, WORD_IN_THOUGHT, Act
 from toy.world import act_of, split_sentences
 
 
@@ -18,7 +19,7 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
     kind of sentence helps whom. Were the corpus already good at that, or not legible, RL could show
     nothing."""
     rng = random.Random(0)
-    wants = {f"wants {need.word_in_thought}" for need in NEEDS.values()}
+    wants = {f"wants {word}" for word in WORD_IN_THOUGHT.values()}
     turns = [turn for _ in range(400) for turn in make_policy.corpus_dialogue(rng, good=0.17)]
     heard, replies = " ".join(line for line, *_ in turns), [reply for *_, reply in turns]
     acts = [[act_of(s) for s in split_sentences(reply)] for reply in replies]
@@ -26,7 +27,7 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
     assert {acts_of_reply[0] for acts_of_reply in acts} == set(ACTS)
     words = {w for reply in replies for w in world.tokens_of(reply)}
     assert words >= PERSON_WORDS | FEELING_WORDS
-    cues = [cue for need in NEEDS.values() for split in need.cues for cue in need.cues[split]]
+    cues = [cue for splits in CUES.values() for lines in splits.values() for cue in lines]
     assert all(cue in heard for cue in cues)
     assert "Goodbye" not in heard
     assert {thought.split(", ")[2] for _, thought, _ in turns} == wants
@@ -34,7 +35,7 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
 
 def test_what_is_shipped_is_of_the_recipe_that_is_shipped():
     """The digests beside the shipped policies are those of the code: who edits the recipe makes
-    them again (python -m toy.make_policy)."""
+    them again (python recipes/make_policy.py)."""
     digests = json.loads((world.POLICY / "recipe.json").read_text())
     for think, mode in ((True, "think"), (False, "direct")):
         assert digests[mode] == make_policy.digest_of_recipe(think)

@@ -1,15 +1,18 @@
-"""toy/make_policy.py - the toy's starting policies, half a million parameters each: a corpus of
+"""recipes/make_policy.py - the toy's starting policies, half a million parameters each: a corpus of
 dialogues, and supervised training on it. Nothing imports this program: its results, toy/policy/,
 are in the repository.
 
-    python -m toy.make_policy        makes both policies anew, in some minutes
+    python recipes/make_policy.py        makes both policies anew, in some minutes
 
 The corpus plants the words, those of the held-out users too, and bad habits; which sentence helps
 whom is left to reinforcement learning.
 """
 
-from support.loading import ChatFormat
-from support.metrics import emotion_level
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from support.chat_format import ChatFormat
 from support.settings import Parser
 
 import hashlib
@@ -23,8 +26,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from policy import Episode, Policy, Segment, pack
-from toy.words import ACTS, FEELING_WORDS, NEEDS, PERSON_WORDS
+from emotion import NEEDS, emotion_level
+from policy import Policy, pack
+from rollout import Episode, Segment
+from toy.words import ACTS, CUES, FEELING_WORDS, PERSON_WORDS, WORD_IN_THOUGHT
 from toy.world import (
     GUARDED_LINES,
     POLICY,
@@ -51,7 +56,7 @@ def corpus_dialogue(rng, good):
     [profile] = profiles(split, count=1, seed=rng.random())
     scene = read_scene(profile["scene"], profile["task"])
     need = rng.choice(list(NEEDS))
-    cues = rng.sample(NEEDS[need].cues[split], 3)
+    cues = rng.sample(CUES[need][split], 3)
     is_guarded = rng.random() < 0.25
     emotion, turns = 30, []
     for lines_said in range(rng.randint(3, 8)):
@@ -66,7 +71,7 @@ def corpus_dialogue(rng, good):
         guess = need
         if is_hidden or rng.random() < 0.1:
             guess = rng.choice(list(NEEDS))
-        thought = f"{scene.feeling}, {scene.person}, wants {NEEDS[guess].word_in_thought}"
+        thought = f"{scene.feeling}, {scene.person}, wants {WORD_IN_THOUGHT[guess]}"
         turns.append((line, thought, reply))
         # the policy learns lines of all levels, so the emotion need not follow from the reply
         emotion = min(100, max(0, emotion + rng.choice([-5, 3, 5, 10])))

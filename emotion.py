@@ -1,0 +1,146 @@
+"""emotion.py - what a user feels, as a number, and what it may need (SAGE 2.1; RLVER 2.1, Table 5).
+
+All who train, measure, play or print share this scale and these needs.
+"""
+
+import bisect
+import re
+from dataclasses import dataclass
+
+# ------------------------------------------------------------------------------------------ the scale
+
+# Every dialogue starts at this emotion, of 0 to 100: RLVER trains from 30, SAGE's benchmark starts
+# at 40.
+INITIAL_EMOTION = {"training": 30, "benchmark": 40}
+# The benchmark's dialogues have so many replies at most. (In training --max-turns decides.)
+BENCHMARK_TURNS = 10
+MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
+# The lowest emotions of SAGE's levels C, B, A and S. Below 10, in level F, the user has had enough,
+# and may say goodbye.
+LEVELS = (10, 40, 70, 100)
+
+
+def clamp_change(change):
+    """The change, limited to +-10 (RLVER appendix E.1): otherwise one misread number could decide a
+    whole dialogue."""
+    return min(MAX_CHANGE, max(-MAX_CHANGE, change))
+
+
+def move_emotion(emotion, change):
+    """e_t = e_{t-1} + change, clamped to 0..100. change: clamped already."""
+    return min(100, max(0, emotion + change))
+
+
+def emotion_level(emotion):
+    """The level of SAGE that an emotion from 0 to 100 belongs to, "Emotion-S" (best) to
+    "Emotion-F". f_reply is told this name only, not the number."""
+    return "Emotion-" + "FCBAS"[bisect.bisect(LEVELS, emotion)]
+
+
+def scale_in_words(start, max_turns):
+    """The scale of a score: "from 30, 8 replies". It stands wherever a score is printed, because a
+    dialogue that starts higher, or that has more replies, ends higher."""
+    return f"from {start}, {max_turns} {'reply' if max_turns == 1 else 'replies'}"
+
+
+# ------------------------------------------------------------------------------------------ the needs
+
+
+@dataclass(frozen=True)
+class Need:
+    """One of the eight hidden intentions (RLVER, Table 5): what a person wants of a talk, and does
+    not say."""
+
+    kind: str  # "rational" or "emotional"
+    task: dict  # {language: the `task` of a profile of ours}
+    words: (
+        str  # a regex for the `task` of other profiles: SAGE's, in Chinese, and older ones of ours
+    )
+
+
+NEEDS = {
+    "analyse": Need(
+        "rational",
+        {
+            "en": "You want the problem weighed critically, from all its sides.",
+            "zh": "你想有人陪你把这件事掰开来看，正面反面都掂量一遍。",
+        },
+        "critical|weighed|all its sides|dialectic|批判|辩证|分析",
+    ),
+    "advise": Need(
+        "rational",
+        {
+            "en": "You want advice that really helps with the present trouble.",
+            "zh": "你想要一个真正用得上的主意，好把眼前这一关过去。",
+        },
+        "advice|建议",
+    ),
+    "explain": Need(
+        "rational",
+        {
+            "en": "You want to understand why the other person acted so.",
+            "zh": "你想弄明白那个人当时为什么要那样做。",
+        },
+        "why the other|other person|others? acted|reasons? of|其他人物|他人|别人这么做",
+    ),
+    "reflect": Need(
+        "rational",
+        {
+            "en": "You want to be guided to look at yourself and to grow.",
+            "zh": "你想有人引着你看看自己，从这件事里长进一点。",
+        },
+        "look at yourself|self-reflect|to grow|反思|成长",
+    ),
+    "praise": Need(
+        "emotional",
+        {
+            "en": "You want sincere praise for what you did.",
+            "zh": "你想有人真心夸一夸你做过的那些具体的事。",
+        },
+        "praise|夸|赞",
+    ),
+    "listen": Need(
+        "emotional",
+        {
+            "en": "You want somebody to listen while you let it out.",
+            "zh": "你想有人耐心听你把憋着的话全倒出来。",
+        },
+        "listen|倾听",
+    ),
+    "empathise": Need(
+        "emotional",
+        {
+            "en": "You want your feeling to be felt deeply, not simply soothed.",
+            "zh": "你想有人深深懂得你心里的滋味，而不只是劝你几句。",
+        },
+        "empath|felt deeply|共情",
+    ),
+    "side": Need(
+        "emotional",
+        {
+            "en": "You did nothing wrong, and you want that to be said.",
+            "zh": "你没有做错什么，也没有责任，你想让对方也这么认为。",
+        },
+        "nothing wrong|not at fault|no fault|not to blame|责任|没有错",
+    ),
+}
+
+
+def need_of(task, need=""):
+    """(name of the need, "rational" | "emotional") of a profile: by its `need`, if that names one,
+    as in our profiles; else by the words of its `task`. ("other", "other") where it is none of the
+    eight."""
+    if need in NEEDS:
+        return need, NEEDS[need].kind
+    # "explain" is tried first: its released task is to analyse (分析) why the others (其他人物) acted
+    # so, which has the words of "analyse", too.
+    for name in sorted(NEEDS, key=lambda name: name != "explain"):
+        if re.search(NEEDS[name].words, task or "", re.IGNORECASE):
+            return name, NEEDS[name].kind
+    return "other", "other"
+
+
+def hidden_need(profile):
+    """What this person needed and only hinted at, in words: revealed when a dialogue is over."""
+    name, _ = need_of(profile.task, profile.need)
+    return f"The hidden need ({name}), at which the user only hinted: {profile.task}"

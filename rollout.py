@@ -1,0 +1,417 @@
+"""rollout.py - a dialogue between the policy and a user, and many at once (RLVER 2.1, Figure 1, left).
+
+`converse` is the dialogue, line for line: the policy replies, the user feels, the user answers.
+`rollout` holds many at the same time; each waits for nobody but its own model and user.
+
+Two rules of RLVER 2.3 are kept here, by Agent:
+
+  * Tokens in, tokens out. Trained ids are the very ids that were sampled. Nothing is decoded and
+    encoded again.
+  * The mask is set when a token is sampled. A token is trained because the policy sampled it, not
+    because of its value.
+
+From top to bottom: what is kept of a dialogue; the policy's side of it; the dialogue; many at once.
+"""
+
+from support.errors import SimulatorFailed, UnreadableAnswers
+
+import asyncio
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from tqdm import tqdm
+
+from emotion import INITIAL_EMOTION
+
+# ------------------------------------------------------------------------ what is kept of a dialogue
+
+
+@dataclass
+class Segment:
+    """A run of tokens with one origin. `branch` 0 is the trunk, which all later tokens see. Branch
+    k > 0 is a reply that later turns do not see as it was sampled (mostly because it has a
+    thought), and the template's opening in front of it; only tokens of the same branch see it.
+    `log_probs` are those of the engine, None for tokens that the policy did not sample."""
+
+    ids: list
+    branch: int = 0
+    log_probs: list = None
+
+
+@dataclass
+class Reply:
+    """One reply of the policy, whole and in its two parts."""
+
+    text: str  # as sampled, behind the template's opening
+    visible: str  # what the user is told
+    thought: str  # what the user is never told
+    malformed: bool
+
+
+@dataclass
+class Turn:
+    """One turn of a dialogue, as it is logged. None: it did not come to that."""
+
+    reply: str  # what the user was told; of a malformed reply all that was sampled
+    thought: str
+    user: str = None  # the user's answer
+    analysis: str = None  # the whole answer of f_emo
+    change: int = None
+    emotion: int = None  # e_t
+
+
+@dataclass
+class Episode:
+    """All there is to know of one dialogue."""
+
+    # the dialogues of one group have the same profile and the same first line
+    profile_id: str
+    group: int
+    first_line: str
+    number: int = 0  # in its batch, over all ranks
+    turns: list = field(default_factory=list)  # [Turn]
+    segments: list = field(default_factory=list)  # [Segment], in time order
+    cut: int = 0  # replies that the limit of tokens ended
+    ended: str = ""  # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
+    emotion: int = 0
+    reward: float = 0.0  # e_T / 100, or 0 if malformed
+    start: int = 30  # e_0
+
+    @property
+    def delivered_replies(self):
+        """The replies that the user heard."""
+        return [turn.reply for turn in self.turns if turn.emotion is not None]
+
+    def turn_rewards(self, kind="terminal"):
+        """The reward of each turn in which the policy sampled, a list.
+
+            terminal    0 ... 0 e_T / 100                   RLVER 2.1: once, at the end
+            delta       r_t = (e_t - e_{t-1}) / 100         what each reply did
+
+        Deltas telescope: with gamma = 1 the return from turn t on is (e_T - e_{t-1}) / 100, e_0 the
+        emotion before the first reply. That is potential-based shaping (Ng 1999): the best policy
+        is the same. The noise may be less, because a turn is no longer credited with what came
+        before it. A malformed reply ends at e_T = 0 and so takes back all that was earned; where
+        the clamp to 0..100 cut a change short, what counts is how far the emotion moved.
+        """
+        turns = sum(s.log_probs is not None for s in self.segments)
+        if kind == "terminal":
+            # the dialogue of a `dummy_batch` has no turn: it gets one reward of 0
+            return [0.0] * (turns - 1) + [self.reward]
+        # a malformed turn has no emotion: it counts as 0
+        emotions = [self.start] + [turn.emotion or 0 for turn in self.turns]
+        return [(after - before) / 100 for before, after in pairwise(emotions)]
+
+    @property
+    def tokens_sampled(self):
+        """Tokens that the policy sampled, thoughts and stop tokens included."""
+        return sum(len(s.ids) for s in self.segments if s.log_probs is not None)
+
+
+# ------------------------------------------------------------------------- the policy's side of it
+
+
+def split_thought(text):
+    """Cut a thinking reply into (thought, visible, malformed).
+
+    RLVER 2.3: a reply is well-formed if it begins with `<think>`, has each tag once, and has
+    something visible behind `</think>`. Well-formed or not, it is cut at its first `</think>`:
+
+        reply                            thought        visible         malformed
+        <think> a </think> b             a              b               no
+        <think></think> b                               b               no: the thought may be empty
+        <think> a </think>               a                              yes: nothing is visible
+        <think> a                        a                              yes: cut inside its thought
+        a                                a                              yes: no tags
+        a </think> b                     a              b               yes: no <think>
+        a <think> b </think> c           a <think> b    c               yes: text before the thought
+        <think> a </think> b </think>    a              b </think>      yes: a tag twice
+
+    (The released code checks nothing: a reply without `</think>` goes to the user whole, thoughts
+    and all.)
+    """
+    body = text.strip()
+    thought, _, visible = body.removeprefix("<think>").partition("</think>")
+    malformed = (
+        not body.startswith("<think>")
+        or body.count("<think>") != 1
+        or body.count("</think>") != 1
+        or not visible.strip()
+    )
+    return thought.strip(), visible.strip(), malformed
+
+
+def take_thoughts(text):
+    """Cut the thoughts out of a reply of direct mode, where there should be none. Returns (thought,
+    visible): several thoughts are joined by newlines into one.
+
+        reply                      thought    visible
+        a <think> b </think> c     b          a  c
+        a <think> b                b          a          no </think>: a thought up to the end
+        a </think> b               a          b          no <think>: a thought from the beginning
+        <think></think> a </think> b
+                                   a          b          as models do whose template opens a reply
+                                                         with an empty thought
+
+    So first each `<think>...</think>` is taken out, and then all that stands before a `</think>`
+    that is left."""
+    between = re.compile("<think>(.*?)(?:</think>|$)", re.DOTALL)
+    *thoughts, visible = between.sub("", text).split("</think>")
+    thoughts += between.findall(text)
+    return "\n".join(filter(None, map(str.strip, thoughts))), visible.strip()
+
+
+def read_reply(text, think):
+    """The Reply that a sampled text is, in think or in direct mode."""
+    if think:
+        thought, visible, malformed = split_thought(text)
+        return Reply(text, visible, thought, malformed)
+    thought, visible = take_thoughts(text)
+    return Reply(text, visible, thought, malformed=False)
+
+
+class Agent:
+    """The policy's side of one dialogue: `reply` answers a line of the user; tokens stay here.
+
+    engine      samples: generate(ids, max_tokens, rng, key) returns (sampled ids, log-probs)
+    chat        a ChatFormat (support/chat_format.py): the model's chat template, cut into token ids
+    think       whether every reply has to begin with a thought
+    max_tokens  the longest reply, in tokens: thought and stop token are counted
+    context     the most tokens that the model can read at once, prompt and reply together
+    seed        of this dialogue's random draws
+
+    What is used of `chat`:
+
+    first_prompt(line)   ids from the beginning to where the first reply is sampled: system prompt,
+                         the user's line, the template's scaffold
+    next_prompt(line)    ids from behind the last stop token to where the next reply is sampled
+    opening              ids that the template puts in front of a reply that is being sampled, and
+                         of no past one ("<think>\\n" of models that always think); mostly none
+    opening_text         their text, which counts as the beginning of the reply's text
+    past_reply(visible)  ids of a reply as later turns see it, its stop token included
+    stop_id, stop_ids    the id behind each reply; all ids that end one
+    decode               ids -> their text
+    """
+
+    def __init__(self, engine, chat, *, think, max_tokens, context, seed):
+        self.engine, self.chat, self.think = engine, chat, think
+        self.max_tokens, self.context = max_tokens, context
+        # one generator a dialogue: its draws do not depend on who shares the batch with it
+        self.rng = np.random.default_rng(seed)
+        self.segments, self.trunk = [], []  # the trunk: the ids that all later turns see
+        self.cut = 0  # replies that max_tokens ended (not those for which the context had no room)
+
+    async def reply(self, line):
+        """Sample one reply to `line`. Returns a Reply, or None if the prompt leaves no room in the
+        context for one sampled token and a stop token. (The stop token is ours to add where
+        max_tokens cuts the reply, or another of the model's stop ids ended it.)
+
+        The room is counted in tokens, before anything is changed. (The released code compares
+        characters with a limit of tokens.)
+
+        Every token is filed under its origin: a Segment has log-probs if and only if the policy
+        sampled its ids, the stop token among them. `visible` is stripped of white space.
+        """
+        prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
+        opening = self.chat.opening  # of the template, for this reply alone; mostly none
+        # one place is kept for the stop token
+        room = self.context - len(self.trunk) - len(prompt) - len(opening) - 1
+        if room < 1:
+            return None
+        self.observe(prompt)
+        # key: the engine finds this dialogue's cache by it
+        ids, log_probs = await self.engine.generate(
+            self.trunk + opening, min(room, self.max_tokens), self.rng, key=self
+        )
+        stopped = ids[-1] in self.chat.stop_ids
+        self.cut += not stopped and len(ids) == self.max_tokens
+        text = self.chat.opening_text + self.chat.decode(ids[:-1] if stopped else ids)
+        reply = read_reply(text, self.think)
+        # In direct mode later turns see the sampled tokens themselves, unless a stray thought was
+        # cut out or the template opened this reply.
+        seen_as_sampled = not self.think and not opening and reply.visible == text.strip()
+        if seen_as_sampled:
+            self.append_to_trunk(ids, log_probs)
+        else:
+            self.append_branch(reply, opening, ids, log_probs)
+        return reply
+
+    def append_to_trunk(self, ids, log_probs):
+        """File a reply that later turns see as it was sampled, in direct mode: history and reply
+        are one causal sequence.
+
+        A reply that max_tokens cut, or that another of the model's stop ids ended, gets the
+        template's stop token from us, and a token from us is an observation."""
+        self.segments.append(Segment(ids, log_probs=log_probs))
+        self.trunk = self.trunk + ids
+        if ids[-1] != self.chat.stop_id:
+            self.observe([self.chat.stop_id])
+
+    def append_branch(self, reply, opening, ids, log_probs):
+        """File a reply of which later turns see the visible text alone: think mode, or direct mode
+        where a stray thought was cut out or the template opened the reply. The opening and what was
+        sampled are a branch, numbered 1, 2, 3, and the trunk goes on with the visible text, unless
+        the reply is malformed.
+
+        That text is encoded here, once. It is not a slice of the sampled ids: "</think>" and the
+        word behind it may share a token."""
+        branch = 1 + max(s.branch for s in self.segments)
+        if opening:
+            self.segments.append(Segment(opening, branch=branch))
+        self.segments.append(Segment(ids, branch=branch, log_probs=log_probs))
+        if not reply.malformed:
+            self.observe(self.chat.past_reply(reply.visible))
+
+    def observe(self, ids):
+        """Add context to the trunk: tokens that somebody else wrote."""
+        self.segments.append(Segment(ids))
+        self.trunk = self.trunk + ids
+
+
+# ------------------------------------------------------------------------------------- the dialogue
+
+
+async def converse(
+    agent, user, user_line: str, max_turns: int, group: int = 0, stop_below: int = 1
+) -> Episode:
+    """One dialogue: at most `max_turns` replies of `agent`, an Agent, to `user`, who opened with
+    `user_line`; every reply is scored. Returns its Episode, `ended` by the first of these:
+
+        context         no room for another reply; what is felt so far counts
+        malformed       logged as it was sampled, never sent; emotion and reward 0
+        emotion_max     the emotion reached 100
+        emotion_min     the emotion fell below `stop_below`: 1 in training, 10 in the benchmark
+        turn_limit      the last reply is scored; nobody answers it
+        goodbye         the user said goodbye
+
+    Any object can be the user that has
+
+        profile               who it is: a Profile, of which only the id is needed here
+        emotion               what it feels now, 0 to 100
+        await feel(reply)     f_emo: hear a reply and move the emotion; returns (the analysis, the
+                              change)
+        await answer()        f_reply: say the next line; returns (line, is it a goodbye?)
+
+    Raises what these two raise, SimulatorFailed if the dialogue is to be dropped.
+    """
+    episode = Episode(user.profile.id, group, user_line, emotion=user.emotion, start=user.emotion)
+    for number in range(1, max_turns + 1):
+        reply = await agent.reply(user_line)  # tokens in, tokens out; thoughts stay here
+        if reply is None:
+            episode.ended = "context"
+            break
+        turn = Turn(reply.visible, reply.thought)
+        episode.turns.append(turn)
+        if reply.malformed:  # RLVER 2.3: zero reward
+            turn.reply = reply.text
+            episode.ended = "malformed"
+            episode.emotion = 0
+            break
+        # f_emo: the emotion moves
+        turn.analysis, turn.change = await user.feel(reply.visible)
+        episode.emotion = turn.emotion = user.emotion
+        if user.emotion >= 100 or user.emotion < stop_below:
+            episode.ended = "emotion_max" if user.emotion >= 100 else "emotion_min"
+            break
+        if number == max_turns:  # its reward is known: no value stands in for it
+            episode.ended = "turn_limit"
+            break
+        # f_reply: only when the dialogue goes on
+        user_line, goodbye = await user.answer()
+        turn.user = user_line
+        if goodbye:
+            episode.ended = "goodbye"
+            break
+    episode.segments = agent.segments
+    episode.cut = agent.cut
+    episode.reward = episode.emotion / 100  # r = e_T / 100 (RLVER 2.1)
+    return episode
+
+
+# ------------------------------------------------------------------------------------- many at once
+
+
+async def rollout(
+    simulator,  # its user(profile, start, name) makes a user
+    profiles_by_group,  # {group number in the whole batch: Profile}
+    group_size,
+    make_agent,  # make_agent(number) is the policy's side of dialogue `number` of the whole batch
+    max_turns,
+    *,
+    start=INITIAL_EMOTION["training"],
+    stop_below=1,  # see `converse`
+    own_first_line=False,  # evaluations open with the line of a profile that has one
+    name="",  # of the rollout, in the log of calls
+    timeout=None,  # seconds until an open dialogue is dropped, as if its simulator had failed
+    bar=None,  # a progress bar, moved on by one for each dialogue
+    on_end=None,  # on_end(episode, user) is called for each dialogue that ends
+):
+    """Hold `group_size` dialogues with each of `profiles_by_group`, all at the same time. Returns
+    (episodes, dropped), in the order of the groups: `dropped` has a row for each dialogue that
+    is lost: its user failed, time ran out, or the first line left no room for a reply.
+
+    All users of a group open with the same first line, made once, and are separate from there on:
+    user.copy(name) of the one that has said it. (A user that is no simulator.User needs this third
+    method, and for evaluations `open`, which is `answer` without the goodbye.)
+    """
+    deadline = asyncio.get_running_loop().time() + timeout if timeout else None
+    if bar is None:
+        bar = tqdm(disable=True)
+
+    async def run_dialogue(number, user, user_line, group):
+        agent = make_agent(number)
+        try:
+            async with asyncio.timeout_at(deadline):
+                episode = await converse(agent, user, user_line, max_turns, group, stop_below)
+            if not episode.turns:
+                raise SimulatorFailed("the first line leaves no room in the context for a reply")
+        except (SimulatorFailed, TimeoutError) as error:
+            return None, row_of_dropped(error, user, agent)
+        finally:
+            bar.update()
+        episode.number = number
+        if on_end:
+            on_end(episode, user)
+        return episode, None
+
+    async def run_group(group, profile):
+        user = simulator.user(profile, start, f"{name} group {group}")
+        try:
+            async with asyncio.timeout_at(deadline):
+                # In training the user's model makes the first line. In evaluations it is the
+                # profile's own, if it has one.
+                if own_first_line:
+                    user_line = await user.open()
+                else:
+                    user_line, _ = await user.answer()
+        except (SimulatorFailed, TimeoutError) as error:
+            bar.update(group_size)
+            return [(None, row_of_dropped(error, user)) for _ in range(group_size)]
+        numbers = range(group * group_size, (group + 1) * group_size)  # in the whole batch
+        return await asyncio.gather(
+            *[run_dialogue(n, user.copy(f"{name} {n}"), user_line, group) for n in numbers]
+        )
+
+    groups = await asyncio.gather(
+        *[run_group(n, profile) for n, profile in profiles_by_group.items()]
+    )
+    results = [result for group in groups for result in group]
+    episodes = [episode for episode, _ in results if episode]
+    return episodes, [row for _, row in results if row]
+
+
+def row_of_dropped(error, user, agent=None):
+    """What dropped.jsonl keeps of a dialogue that `error` ended: what was said until then. The last
+    reply of the policy is part of it: it may have made the user's model answer unreadably."""
+    reason = "the rollout ran out of time" if isinstance(error, TimeoutError) else str(error)
+    return {
+        "profile_id": user.profile.id,
+        "reason": reason,
+        "unreadable": isinstance(error, UnreadableAnswers),
+        "tokens": sum(len(s.ids) for s in agent.segments if s.log_probs is not None)
+        if agent
+        else 0,
+        "dialogue": getattr(user, "dialogue", []),
+    }

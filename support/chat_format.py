@@ -1,0 +1,200 @@
+r"""support/chat_format.py - a model's chat template, cut into pieces of token ids.
+
+A dialogue grows by one message at a time, and no token that was sampled may ever be encoded again.
+But a template renders only whole dialogues, as text. So one dummy dialogue is rendered and cut at
+its messages. After that, prompts are put together from the ids of the pieces and the ids of the
+messages, and the template is no longer needed.
+
+A dialogue of two turns in ChatML. The pieces are in brackets, what people say is not:
+
+    head       [<|im_start|>system\nBe warm.<|im_end|>\n<|im_start|>user\n]
+               My sister forgot my birthday.
+    ask        [<|im_end|>\n<|im_start|>assistant\n]
+               Tell me more.
+    stop_id    [<|im_end|>]
+    after      [\n<|im_start|>user\n]
+               It was last Monday.
+    ask        [<|im_end|>\n<|im_start|>assistant\n]
+    opening    [<think>\n]
+
+The second reply is sampled behind that. Most templates have no opening.
+"""
+
+from support.errors import BadModel
+
+import json
+import os
+import re
+
+from tokenizers import Tokenizer
+
+
+class ChatFormat:
+    """The chat template: cut once into pieces of ids, which are then put around every message.
+
+        head      from the beginning to the user's first text
+        ask       from a user's text to the reply to it
+        opening   in front of a reply that is to be sampled; not in front of a past one
+        close     white space in front of the stop token; mostly none
+        stop_id   sampled by the policy, hence an action, hence trained; any of `stop_ids`, which
+                  are the model's own too, ends a reply
+        after     from the stop token to the user's next text; context, hence never trained
+
+    Some templates write more in front of a reply that is to be sampled than in front of one that is
+    past: `opening_text` ("<think>\\n" of models that always think), which later turns do not see.
+    Others write more in front of a past reply: `past_reply_prefix` (a newline in GLM-4).
+
+    The pieces are encoded with the tokens that were added to the vocabulary, what people say
+    without: a user who types <|im_end|> or </think> has typed ten characters, or eight. Once they
+    are cut, a dialogue of two turns is glued together from them and compared with the template's
+    own.
+
+    system_prompt: "" for none. think: whether replies begin with a thought. template_args: further
+    arguments of the template, as {"enable_thinking": False}. stop_ids: the tokens at which the
+    model's generation_config stops, if it names any. Raises BadModel for a tokenizer whose texts
+    cannot be put together, and for a template that cannot be cut, or that does not suit `think` or
+    `stop_ids`.
+    """
+
+    def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
+        self.tokenizer, self.system_prompt = tokenizer, system_prompt
+        self.template_args = template_args or {}
+        # `split_special_tokens` would not do: it leaves added tokens that are not special, such as
+        # </think> of Qwen3. And some files ask for truncation or padding.
+        as_stored = json.loads(tokenizer.backend_tokenizer.to_str())
+        as_stored |= {"added_tokens": [], "truncation": None, "padding": None}
+        self.plain = Tokenizer.from_str(json.dumps(as_stored))
+        # Without tokenizer.json transformers makes up a vocabulary. SentencePiece's tokenizers mostly
+        # put a blank in front of every text: in front of a message that stands behind something
+        # else, it would be one that the template does not write.
+        back = self.decode(self.text("My") + self.text("self"))
+        if back != "Myself":
+            raise BadModel(
+                f"the tokenizer turns 'My' and 'self' into {back!r}: tokenizer.json is missing, or "
+                "it adds a blank in front of every text (SentencePiece: Llama 2, Mistral, Phi-3), "
+                "so the tokens of a message depend on what stands before it; take a model with a "
+                "byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
+            )
+        head, before_past_reply, after_reply, before_new_reply = self.split_template()
+        ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
+        self.past_reply_prefix = before_past_reply[len(ask) :]
+        self.opening_text = before_new_reply[len(ask) :]
+        # One of the two openings may have something more: a past one white space, a new one <think>
+        # in think mode, or <think></think> in direct mode.
+        thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opening_text)
+        is_blank = not self.past_reply_prefix.strip()
+        if not thought_at_most or not is_blank or (self.past_reply_prefix and self.opening_text):
+            raise BadModel(
+                f"the chat template writes {self.past_reply_prefix!r} only before a past reply and "
+                f"{self.opening_text!r} only before a new one; this code needs one opening"
+            )
+        opening = self.opening_text.strip()
+        if opening and think != ("</think>" not in opening):
+            raise BadModel(
+                f"the chat template opens every reply with {opening!r}; train it with --think if "
+                "that begins a thought, and without if it is an empty one (--template-args)"
+            )
+        self.head, self.ask = self.encode(head), self.encode(ask)
+        self.opening = self.encode(self.opening_text)
+        self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
+        self.stop_ids = {self.stop_id, *stop_ids}
+        self.check_pieces()
+
+    # ------------------------------------------------------------------------------- cutting, once
+
+    def split_template(self):
+        """The template's own text around the messages of a dummy dialogue: up to the user's first
+        text, from there to a past reply, from there to the user's next text, and from there to a
+        reply that is to be sampled. Raises BadModel."""
+        text = self.render("@@1@@", "@@2@@", "@@3@@")
+        match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", text, re.DOTALL)
+        if not match or self.system_prompt.strip() not in match[1]:
+            raise BadModel(
+                "the chat template does not show every message as it is; this code "
+                "cannot place the replies"
+            )
+        return match.groups()
+
+    def render(self, *texts):
+        """The template's own text of a dialogue, up to where the next reply begins. texts: of the
+        user and of the policy by turns, the user's first."""
+        messages = []
+        if self.system_prompt:
+            messages.append({"role": "system", "content": self.system_prompt})
+        for i, text in enumerate(texts):
+            messages.append({"role": ("user", "assistant")[i % 2], "content": text})
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.template_args
+            )
+        except Exception as error:
+            # a template may refuse whatever it likes, a system message for one
+            raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
+
+    def find_stop(self, tail, stop_ids):
+        """Find the stop token in the ids that follow a reply. Returns (close, stop_id, after).
+        Raises BadModel if there is none, if more than white space stands in front of it, or if the
+        model does not stop at it."""
+        added_ids = self.tokenizer.added_tokens_decoder  # no text of people becomes one of these
+        at = next((i for i, token_id in enumerate(tail) if token_id in added_ids), None)
+        if at is None or self.decode(tail[:at]).strip():
+            raise BadModel(
+                f"the chat template ends a reply with {self.decode(tail)!r}, which does not begin "
+                "with an added token; the policy could not learn to stop"
+            )
+        if stop_ids and tail[at] not in stop_ids:
+            raise BadModel(
+                f"the chat template ends a reply with {self.decode([tail[at]])!r}, "
+                "which is not among the tokens at which the model's generation_config "
+                f"stops ({self.decode(stop_ids)!r})"
+            )
+        return tail[:at], tail[at], tail[at + 1 :]
+
+    def check_pieces(self):
+        """Glue a dialogue of two turns together, and raise BadModel with the first difference if
+        its text is not the template's own."""
+        texts = ("My sister forgot my birthday.", "Tell me more.", "It was last Monday.")
+        first_line, reply, next_line = texts
+        wanted = self.decode(self.encode(self.render(*texts)))
+        glued = self.decode(
+            self.first_prompt(first_line)
+            + self.past_reply(reply)
+            + self.next_prompt(next_line)
+            + self.opening
+        )
+        if glued != wanted:
+            i = max(0, len(os.path.commonprefix([wanted, glued])) - 20)
+            raise BadModel(
+                "the chat template cannot be cut into pieces: it writes "
+                f"{wanted[i : i + 40]!r}, its pieces give {glued[i : i + 40]!r}"
+            )
+
+    # --------------------------------------------------------------- speaking, for every message
+
+    def first_prompt(self, line):
+        """Ids from the beginning to where the first reply is sampled, but for the opening."""
+        return self.head + self.text(line) + self.ask
+
+    def next_prompt(self, line):
+        """Ids from behind a reply's stop token to where the next one is sampled, but for the
+        opening."""
+        return self.after + self.text(line) + self.ask
+
+    def past_reply(self, visible):
+        """Ids of a reply as later turns see it, its stop token included."""
+        return self.text(self.past_reply_prefix + visible) + self.close + [self.stop_id]
+
+    def text(self, text):
+        """Ids of what somebody said: text only, and no added token, even if it spells one."""
+        return self.plain.encode(text, add_special_tokens=False).ids
+
+    def encode(self, text):
+        """Ids of a text of the template, in which added tokens are meant, without any that the
+        tokenizer would put around it."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def decode(self, ids):
+        """The text of ids, special tokens shown."""
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
