@@ -10,13 +10,16 @@ from emotion import clamp_change, emotion_level, move_emotion
 
 
 def test_an_example_by_hand():
-    """A user at 65 hears a reply that moves it by +8, and one that would move it by +60."""
-    user = user_of(Model([feeling(8), feeling(60)]))
+    """A user at 65 hears a reply that moves it by +8, and three that would move it by +60."""
+    user = user_of(Model([feeling(8), *[feeling(60)] * 3]))
     user.emotion = 65
     asyncio.run(user.feel("I am here."))
     assert user.emotion == 73 and emotion_level(user.emotion) == "Emotion-A"
     _, change = asyncio.run(user.feel("Take your time."))
     assert (change, user.emotion) == (10, 83)  # the log says what was done, not what was read
+    for emotion in (93, 100):
+        asyncio.run(user.feel("Go on."))
+        assert user.emotion == emotion
 
 
 def test_emotion_levels():
