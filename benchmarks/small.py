@@ -55,7 +55,7 @@ CONSTANTS = {
 }
 
 
-def constants(users=16):
+def constants(users=8):
     """The mean final emotion, from 30, of held-out people of the toy who hear the CONSTANTS: {"finals":
     {policy: emotion}}."""
     profiles = [simulator.Profile(**row) for row in world.profiles("heldout", users)]
