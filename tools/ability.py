@@ -100,11 +100,10 @@ def read_log(path):
 
         rows = parquet.read_table(path).to_pylist()
         return [("none", digest(row["doc"]["query"]), row["metric"]) for row in rows]
-    samples = []
-    for _, row, _ in read_jsonl(path):
-        scores = {metric: row[metric] for metric in row["metrics"]}
-        samples.append((row["filter"], row["doc_hash"], scores))
-    return samples
+    return [
+        (row["filter"], row["doc_hash"], {metric: row[metric] for metric in row["metrics"]})
+        for _, row, _ in read_jsonl(path)
+    ]
 
 
 def paired(before, after, draws=10_000):

@@ -76,9 +76,8 @@ def write_sheet(path, files):
         left = int(rng.integers(2))  # of the two files, the one on the left
         sides = [of_file[side][users[k]] for side in (left, 1 - left)]
         pairs[number] = {"id": users[k], "left": files[left]}
-        # a result file has the person in each line; a log names it
-        person = sides[0].raw or vars(sides[0].profile)
-        about = f"{person.get('player', '')}\n{person.get('scene', '')}"
+        person = sides[0].profile
+        about = f"{person.player}\n{person.scene}"
         rows.append([number, about, *map(text_of, sides), *[""] * len(QUESTIONS)])
     with open(path, "x", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows(rows)
