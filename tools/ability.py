@@ -15,7 +15,6 @@ from support.stats import interval, sign_flips
 
 import math
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -130,4 +129,4 @@ def paired(before, after, draws=10_000):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -42,8 +42,7 @@ class Judge(Simulator):
         if args.judge:
             if args.judge in SCRIPTED:
                 raise BadInput(f"--judge {args.judge}: openai:MODEL@URL or local:DIR is needed")
-            temperature = args.temperature
-            model = make_simulator(args.judge, temperature=temperature, flag="--judge").model
+            model = make_simulator(args.judge, temperature=args.temperature, flag="--judge").model
             model.most_tokens = MAX_THINKING_TOKENS  # its reasons may be long
             log = open_call_log("results/judge-calls.jsonl")
         super().__init__(model, args.lang, retries=RETRIES, concurrency=16, log=log)

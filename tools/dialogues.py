@@ -13,6 +13,7 @@ from support.results import recorded_dialogues
 from support.settings import Parser, fold
 
 import argparse
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,17 +70,17 @@ def load_dialogues(path):
 
 def person_in(raw):
     """The Profile of a result's user, as far as a simulator needs it. raw: the line of the file."""
-    player, scene = raw.get("player", ""), raw.get("scene", "")
-    need, target = raw.get("need") or "", raw.get("target") or "eq"
-    return Profile(raw["id"], player, scene, "", [], raw["task"], need=need, target=target)
+    texts = {name: raw.get(name) or "" for name in ("id", "player", "scene", "task", "need")}
+    return Profile(**texts, main_cha="", cha_group=[], target=raw.get("target") or "eq")
 
 
 def visible_turns(recorded):
     """The turns of a recorded dialogue whose reply was sent, the reply without its thought."""
     turns = []
     for turn in recorded["turns"]:
-        after_thought = turn["reply"].rpartition("</think>")[2]
-        turns.append({**turn, "reply": after_thought.partition("<think>")[0].strip()})
+        *_, after_thought = turn["reply"].rpartition("</think>")
+        reply, *_ = after_thought.partition("<think>")
+        turns.append(turn | {"reply": reply.strip()})
     if recorded.get("ended") == "malformed":
         turns.pop()
     return turns
@@ -205,6 +206,14 @@ def cell(value):
     if value is None:
         return "-"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def parts_by(column, rows):
+    """{value of the column: the rows that have it}, in the order of the rows."""
+    parts = defaultdict(list)
+    for row in rows:
+        parts[row[column]].append(row)
+    return parts
 
 
 def mean(values):

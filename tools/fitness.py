@@ -29,15 +29,14 @@ import asyncio
 import contextlib
 import copy
 import re
-import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import product
 
 from tqdm.asyncio import tqdm
 
 from simulator import PROMPTS, User, known_replies, make_simulator
 from tools.asking import open_call_log
-from tools.dialogues import mean, show_table, tool_parser, write_outputs
+from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
 
 # The kinds of replies that should lift a person, and those that should not. It depends for the
 # rest: a reply that is told again, advice that nobody needs, words to the model.
@@ -144,6 +143,8 @@ async def talk(rows, simulator):
 
     calls = []
     for row in rows:
+        if row["used"] != "fitness":  # said to a person of the toy
+            continue
         reply = row["reply"]
         of_kind = {
             "generic warm": {"a kind reply": reply, "nothing": "", "an empty reply": "Okay."},
@@ -165,19 +166,10 @@ async def put_all(rows, simulator, speaks):
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
     calls = [put(row, simulator, emotions.get(k), speaks) for k, row in enumerate(rows)]
     found = await tqdm.gather(*calls, desc="replies", leave=False)
-    people = [row for row in rows if row["used"] == "fitness"]
-    return found, await talk(people, simulator) if simulator.reader else []
+    return found, await talk(rows, simulator) if simulator.reader else []
 
 
 # ------------------------------------------------------------------------------------------ counting
-
-
-def parts_by(column, rows):
-    """{value of the column: the rows that have it}, in the order of the rows."""
-    parts = defaultdict(list)
-    for row in rows:
-        parts[row[column]].append(row)
-    return parts
 
 
 def changes_of(rows, kinds):
@@ -305,7 +297,7 @@ def examine(args):
     try:
         found, gains = asyncio.run(put_all(rows, simulator, speaks))
         if log and log.answers:
-            calls = [row for _, row, _ in read_jsonl(log.path) if isinstance(row, dict)]
+            calls = [row for _, row, _ in read_jsonl(log.path) if row]
         result = show(found, gains, calls, who)
     except BadModel as error:
         result = {"verdict": "unfit", "lacking": str(error)}
@@ -331,4 +323,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

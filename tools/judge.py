@@ -31,7 +31,6 @@ from support.settings import positive
 from support.stats import interval, pearson
 
 import contextlib
-import sys
 from collections import Counter, defaultdict
 from operator import itemgetter
 from pathlib import Path
@@ -48,6 +47,7 @@ from tools.dialogues import (
     make_cases,
     mean,
     need_judge,
+    parts_by,
     show_table,
     tool_parser,
     write_outputs,
@@ -157,8 +157,8 @@ def judge_files(args):
     slots_of, schema, found = QUESTIONS[name]
     answers = ask_files(args, slots_of, name, schema, found, args.repeats or 1)
     means, tables = {}, {}
-    for path in args.files:
-        means[path], tables[path] = score_file([row for row in answers if row["file"] == path])
+    for path, rows in parts_by("file", answers).items():
+        means[path], tables[path] = score_file(rows)
         if "grades" in schema:
             tables[path]["correlation"] = correlation_of(means[path])
         show_table(f"{name}, {path}", COLUMNS, tables[path], made_by(answers) + READING)
@@ -248,8 +248,8 @@ def place_files(args):
             cases.append((about, slots))
     reasons = ask(args, cases, "reasons", REASONS)
     cases = []
-    for path in args.files:
-        notes = [row["found"] for row in reasons if row["found"] and row["file"] == path]
+    for path, rows in parts_by("file", reasons).items():
+        notes = [row["found"] for row in rows if row["found"]]
         cases.append(({"file": path}, {"reasons": as_json(notes)}))
     characters = ask(args, cases, "character", CHARACTER)
     tagged, tags = tag_files(args)
@@ -337,4 +337,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

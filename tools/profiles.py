@@ -25,7 +25,6 @@ import asyncio
 import json
 import random
 import re
-import sys
 import uuid
 from collections import Counter
 from pathlib import Path
@@ -240,4 +239,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

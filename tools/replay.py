@@ -23,7 +23,6 @@ from support.settings import SCRIPTED, from_anywhere, not_negative, positive
 
 import asyncio
 import contextlib
-import sys
 
 import numpy as np
 from tqdm.asyncio import tqdm
@@ -34,6 +33,7 @@ from tools.asking import ask_files, made_by, open_call_log
 from tools.dialogues import (
     check_files,
     load_dialogues,
+    mean,
     need_judge,
     reply_slots,
     show_table,
@@ -178,7 +178,7 @@ def compare(rows, recorded, heard):
                 f"line {rows.index(row) + 1}, {row['profile_id']}: {before}, reward "
                 f"{row['reward']}; now {after}"
             )
-    share = float(np.mean(same))
+    share = mean(same)
     print(f"the same final score: {100 * share:.1f} % of {len(rows)} dialogues")
     for difference in found[:20]:  # all are in --json
         print(f"not as recorded: {difference}")
@@ -218,4 +218,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -14,7 +14,6 @@ SSRR is not SAGE's, whose scores and scale are not published.
 """
 
 import re
-import sys
 from itertools import pairwise
 
 from tools.asking import add_judge_flags, ask_files, load_text, made_by
@@ -77,10 +76,9 @@ def ssrr(sequences):
     None if nothing is left."""
     means = []
     for replies in sequences:
-        similarities = []
-        for a, b in pairwise(replies):
-            if None not in (a, b) and a + b:
-                similarities.append(similarity(a, b))
+        similarities = [
+            similarity(a, b) for a, b in pairwise(replies) if None not in (a, b) and a + b
+        ]
         if similarities:
             means.append(sum(similarities) / len(similarities))
     return sum(means) / len(means) if means else None
@@ -181,4 +179,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
