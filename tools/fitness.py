@@ -100,8 +100,8 @@ async def put(row, simulator, emotion, speaks):
     Returns what was found, {name in the table: value}, as far as there were answers."""
     reply, outcomes = row["reply"], []
     found = {"user": row["user"], "kind": row["kind"], "reply": reply, "outcomes": outcomes}
-    past, name = row["dialogue"][:-1], f"fitness {reply}"
-    user = User(simulator, row["profile"], name=name, dialogue=past)
+    past = row["dialogue"][:-1]
+    user = User(simulator, row["profile"], name=f"fitness {reply}", dialogue=past)
     twin = user.copy()
     twin.simulator = simulator.unlogged()
     felt = await answer_to(user, user.feel(reply), outcomes)

@@ -130,8 +130,9 @@ async def replay_all(rows, model, people, texts=None):
 
 
 async def hear_all(rows, users, wordings, people):
-    """What was felt in the dialogues of `rows`, as recorded and by each of `users`, {difficulty:
-    Simulator}, in each of the wordings, {name: texts or None, as in `replay`}. Returns {name: [rows][turns]}."""
+    """What was felt in the dialogues of `rows`: as recorded, and by each of `users`, {difficulty:
+    Simulator}, who hears each of the wordings, {name: texts as in `replay_all`}. Without texts a
+    dialogue is heard whole, else each reply for itself. Returns {name: [rows][turns]}."""
     heard = {"as recorded": []}
     for row in rows:
         pairs = [(turn["emotion"], turn["change"]) for turn in row["turns"]]
@@ -168,8 +169,9 @@ def final_score(row, felt):
 
 
 def compare(rows, recorded, heard):
-    """Print what a replay found: what each of `rows` felt as recorded, and now, [rows][turns]. Returns {"found": [a dialogue that is not as
-    recorded], "final": the share of dialogues with the recorded score}."""
+    """Print what a replay found. recorded, heard: what was felt in the dialogues of `rows` then and
+    now, [rows][turns]. Returns {"found": [a dialogue that is not as recorded], "final": the share
+    of dialogues with the recorded score}."""
     same, found = [], []
     for row, before, after in zip(rows, recorded, heard):
         same.append(final_score(row, after) == round(100 * row["reward"], 6))
