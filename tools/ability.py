@@ -15,7 +15,6 @@ from support.stats import interval, sign_flips
 
 import math
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -100,11 +99,10 @@ def read_log(path):
 
         rows = parquet.read_table(path).to_pylist()
         return [("none", digest(row["doc"]["query"]), row["metric"]) for row in rows]
-    samples = []
-    for _, row, _ in read_jsonl(path):
-        scores = {metric: row[metric] for metric in row["metrics"]}
-        samples.append((row["filter"], row["doc_hash"], scores))
-    return samples
+    return [
+        (row["filter"], row["doc_hash"], {metric: row[metric] for metric in row["metrics"]})
+        for _, row, _ in read_jsonl(path)
+    ]
 
 
 def paired(before, after, draws=10_000):
@@ -131,4 +129,4 @@ def paired(before, after, draws=10_000):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

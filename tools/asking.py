@@ -15,29 +15,18 @@ from support.settings import SCRIPTED, not_negative
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from tqdm.asyncio import tqdm
 
-import simulator
-from simulator import Simulator
-from tools.dialogues import make_cases
+from simulator import Simulator, make_simulator
+from tools.dialogues import add_files, make_cases
 from toy.judge import SCRIPTED_JUDGE, ScriptedJudge
 
 RETRIES = 4  # how often a question is asked again whose answer cannot be read
 # what must stand beside the scores of the judge that is a script
 MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort."
-
-
-class Question(NamedTuple):
-    """What a judge is asked."""
-
-    name: str  # of the prompt's file, prompts/*/judge/NAME.txt
-    schema: dict  # of the answer, see simulator.py
-    found: Callable = dict  # found(answer, without its code) -> {item: value}
-    repeats: int = 1  # how often it is asked about the same thing
 
 
 # ---------------------------------------------------------------------------------------- the judge
@@ -54,8 +43,7 @@ class Judge(Simulator):
         if args.judge:
             if args.judge in SCRIPTED:
                 raise BadInput(f"--judge {args.judge}: openai:MODEL@URL or local:DIR is needed")
-            how = {"temperature": args.temperature, "flag": "--judge"}
-            model = simulator.make_simulator(args.judge, **how).model
+            model = make_simulator(args.judge, temperature=args.temperature, flag="--judge").model
             model.most_tokens = MAX_THINKING_TOKENS  # its reasons may be long
             log = open_call_log("results/judge-calls.jsonl")
         super().__init__(model, args.lang, retries=RETRIES, concurrency=16, log=log)
@@ -63,36 +51,42 @@ class Judge(Simulator):
     def key(self, prompt, repeat, attempt):
         """The key of a call in the log. Unlike a user's it has the repeat in it: else three repeats
         at temperature 0 would be one."""
-        return digest(self.model.name, self.model.temperature, prompt, repeat, attempt)
+        return digest(self.name, self.model.temperature, prompt, repeat, attempt)
 
-    async def ask_all(self, question, cases):
-        """Ask a Question about each of `cases`, of `make_cases`, after a user's `check_form`, which
-        raises what that raises. Returns a row of --json for each call: what the case is about, what
-        the answer depends on, and under "found" what was read, None where no answer could be. Raises BadInput if no answer about one of the files could be read."""
+    async def ask_all(self, cases, name, schema, found=dict, repeats=1):
+        """Ask a question about each of `cases`, of `make_cases`, after a user's `check_form`, which
+        raises what that raises.
+
+        name: of the prompt's file, prompts/*/judge/NAME.txt; schema: of the answer, see
+        simulator.py; found(answer, without its code) -> {item: value}; repeats: how often it is
+        asked about the same thing.
+
+        Returns a row of --json for each call: what the case is about, what the answer depends on,
+        and under "found" what was read, None where no answer could be. Raises BadInput if no answer
+        about one of the files could be read."""
         await self.check_form()
-        path = PROMPTS / self.lang / "judge" / f"{question.name}.txt"
-        template = path.read_text(encoding="utf-8").strip()
+        template = load_text(f"judge/{name}", self.lang)
 
         async def ask_row(about, slots, repeat):
-            found = None
-            with contextlib.suppress(SimulatorFailed):
-                _, answer = await self.ask(template, slots, question.schema, repeat)
-                answer.pop("code")
-                found = question.found(answer)
-            return {
+            row = {
                 **about,
-                "judge": self.model.name,
+                "judge": self.name,
                 "prompt": digest(template)[:8],
                 "temperature": self.model.temperature,
                 "repeat": repeat,
-                "found": found,
+                "found": None,
             }
+            with contextlib.suppress(SimulatorFailed):
+                _, answer = await self.ask(template, slots, schema, repeat)
+                answer.pop("code")
+                row["found"] = found(answer)
+            return row
 
-        calls = [ask_row(*case, repeat) for case in cases for repeat in range(question.repeats)]
-        rows = await tqdm.gather(*calls, desc=question.name, leave=False)
+        calls = [ask_row(*case, repeat) for case in cases for repeat in range(repeats)]
+        rows = await tqdm.gather(*calls, desc=name, leave=False)
         unread = {row["file"] for row in rows} - {row["file"] for row in rows if row["found"]}
         if unread:
-            raise BadInput(f"{min(unread)}: no answer of judge {self.model.name} could be read")
+            raise BadInput(f"{min(unread)}: no answer of judge {self.name} could be read")
         return rows
 
 
@@ -106,18 +100,22 @@ def open_call_log(path):
     return log
 
 
-def ask_files(args, question, slots_of):
-    """Ask a Question about each of `args.files`. slots_of: for `make_cases`. Returns what `ask_all`
-    returns, and raises what `make_cases` and `ask_all` raise."""
-    cases = []
-    for path in args.files:
-        cases += make_cases(path, question.name, slots_of)
-    return ask(args, question, cases)
+@cache
+def load_text(name, lang):
+    """The text of a file in prompts/LANG/. name: its folder there and its own, "judge/needs"."""
+    return (PROMPTS / lang / f"{name}.txt").read_text(encoding="utf-8").strip()
 
 
-def ask(args, question, cases):
-    """Ask a Question about each of `cases`, of `make_cases`. Returns what `ask_all` returns."""
-    return asyncio.run(Judge(args).ask_all(question, cases))
+def ask_files(args, slots_of, name, *more):
+    """Ask a question about each of `args.files`. slots_of: for `make_cases`; name, more: as in
+    `ask_all`. Returns what that returns, and raises what it and `make_cases` raise."""
+    return ask(args, make_cases(args.files, name, slots_of), name, *more)
+
+
+def ask(args, *question):
+    """Ask the judge of the flags. question: cases, name and so on, as in `ask_all`. Returns what
+    that returns, and raises what it raises."""
+    return asyncio.run(Judge(args).ask_all(*question))
 
 
 def made_by(answers):
@@ -129,11 +127,11 @@ def made_by(answers):
 
 
 def add_judge_flags(parser):
-    """Who the judge is and how it is asked."""
+    """The files that a judge is asked about, who it is and how it is asked."""
+    add_files(parser)
     add = parser.add_argument
     text = "openai:MODEL@URL or local:DIR (default: a script, for the toy's files only)"
     add("--judge", metavar="NAME", help=text)
     text = "sampling temperature of the judge (default: 0.0)"
     add("--temperature", type=not_negative, default=0.0, metavar="T", help=text)
-    text = "of the judge's prompts (default: en)"
-    add("--lang", choices=["en", "zh"], default="en", help=text)
+    add("--lang", choices=["en", "zh"], default="en", help="of the judge's prompts (default: en)")

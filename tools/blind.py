@@ -18,7 +18,6 @@ from support.files import read_json, write_json
 from support.stats import interval
 
 import csv
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -35,7 +34,6 @@ from tools.dialogues import (
 )
 
 QUESTIONS = ("better overall", "understands more", "helps more")
-HEADER = ["user", "left", "right", *[f"{question}: L, R or =" for question in QUESTIONS]]
 READING = "wins: share of the first file, = counts half; alpha: Krippendorff's, nominal"
 
 
@@ -57,8 +55,8 @@ def blind(args):
 
 def text_of(dialogue):
     """What was said, a line for each message."""
-    messages = messages_of(dialogue)
-    return "\n".join(f"{message['speaker'].upper()}: {message['text']}" for message in messages)
+    said = [f"{message['speaker'].upper()}: {message['text']}" for message in messages_of(dialogue)]
+    return "\n".join(said)
 
 
 def write_sheet(path, files):
@@ -71,14 +69,14 @@ def write_sheet(path, files):
     users = [user for user in of_file[0] if user in of_file[1]]
     rng = np.random.default_rng(0)
     pairs = {}  # {number in the sheet: {"id", "left": whose dialogue stands on the left}}
-    rows = [[key.name, *HEADER]]
+    questions = [f"{question}: L, R or =" for question in QUESTIONS]
+    rows = [[key.name, "user", "left", "right", *questions]]
     for number, k in enumerate(rng.permutation(len(users)), 1):
         left = int(rng.integers(2))  # of the two files, the one on the left
         sides = [of_file[side][users[k]] for side in (left, 1 - left)]
         pairs[number] = {"id": users[k], "left": files[left]}
-        # a result file has the person in each line; a log names it
-        person = sides[0].raw or vars(sides[0].profile)
-        about = f"{person.get('player', '')}\n{person.get('scene', '')}"
+        person = sides[0].profile
+        about = f"{person.player}\n{person.scene}"
         rows.append([number, about, *map(text_of, sides), *[""] * len(QUESTIONS)])
     with open(path, "x", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows(rows)
@@ -152,11 +150,12 @@ def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     parser = tool_parser("blind", __doc__)
     add_files(parser)
-    add = parser.add_argument
-    add("--out", metavar="SHEET", help="write a sheet for raters, a CSV file")
-    add("--read", nargs="+", metavar="SHEET", help="read the sheets that raters have filled in")
+    parser.add_argument("--out", metavar="SHEET", help="write a sheet for raters, a CSV file")
+    parser.add_argument(
+        "--read", nargs="+", metavar="SHEET", help="read the sheets that raters have filled in"
+    )
     return parser.run(blind, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

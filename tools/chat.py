@@ -13,7 +13,6 @@ from support.settings import WIDTH, Parser, fold, scripted_notice
 
 import asyncio
 import secrets
-import sys
 from textwrap import indent
 
 from emotion import hidden_need
@@ -39,8 +38,7 @@ def make_parser():
     add("policy", help=text, nargs="?", metavar="POLICY")
     text = "reply to user number --seed yourself (python -m toy.world prints sentences)"
     add("--as-policy", help=text, action="store_true")
-    text = "watch the policy talk with user number --seed"
-    add("--show", help=text, action="store_true")
+    add("--show", help="watch the policy talk with user number --seed", action="store_true")
     add_policy_flags(parser)
     add_user_flags(parser)
     return parser
@@ -131,9 +129,10 @@ class ShownUser(User):
 class Friend:
     """The policy's side of a dialogue: an agent that is watched, or, without one, you."""
 
+    segments, cut = (), 0  # what `converse` files of an agent; nobody asks for it here
+
     def __init__(self, agent=None, name=""):
         self.agent, self.name = agent, name
-        self.segments, self.cut = agent.segments if agent else [], 0
 
     async def reply(self, line):
         """As rollout.Agent.reply. An empty line of yours ends the dialogue as a full context does."""
@@ -153,4 +152,4 @@ class Friend:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

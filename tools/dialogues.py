@@ -14,11 +14,14 @@ from support.results import recorded_dialogues
 from support.settings import Parser, fold
 
 import argparse
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
-from simulator import load_profiles, toy_profiles
+import numpy as np
+
+from simulator import Profile, load_profiles, toy_profiles
 
 # -------------------------------------------------------------------------------- reading the files
 
@@ -34,9 +37,9 @@ class Dialogue(SimpleNamespace):
     start       the emotion before the first reply
     final       the score: the emotion at the end, or 0 if the dialogue ended malformed
     task        the hidden need, in words
-    played_by   who played the user, as --simulator names it
-    profile     of the user; None where only the result file has the person
-    raw         the line of a result file as it stands there, with the person's fields; else None
+    made_by     the settings: who played the user ("simulator", as the flag names it) ...; of a
+                result file its own, else those of the config.json beside it
+    profile     of the user; of a result file as far as its line has the person
     """
 
 
@@ -51,28 +54,34 @@ def load_dialogues(path):
     profiles = {profile.id: profile for profile in people}
     dialogues = []
     for number, row in enumerate(recorded_dialogues(path), 1):
-        profile = profiles.get(row["profile_id"])
-        if "raw" not in row:  # a line of a log, which names its user only
+        if "raw" in row:  # a line of a result file, which has the person in it
+            profile = person_in(row["raw"])
+        else:
+            profile = profiles.get(row["profile_id"])
             if profile is None:
                 raise BadInput(f"{path}: user {row['profile_id']!r} is not among the profiles")
-            row |= {"id": f"{profile.id}, line {number}", "task": profile.task, "raw": None}
-        dialogue = Dialogue(**row)
-        dialogue.turns = visible_turns(row)
-        dialogue.final = round(100 * row["reward"])
-        dialogue.played_by = row.get("made_by", config).get("simulator")
-        dialogue.profile = profile
-        dialogues.append(dialogue)
+            row |= {"id": f"{profile.id}, line {number}", "task": profile.task}
+        row |= {"turns": visible_turns(row), "final": round(100 * row["reward"])}
+        row |= {"made_by": config | row.get("made_by", {}), "profile": profile}
+        dialogues.append(Dialogue(**row))
     if not any(dialogue.turns for dialogue in dialogues):
         raise BadInput(f"{path}: no dialogue in it has a reply")
     return dialogues
+
+
+def person_in(raw):
+    """The Profile of a result's user, as far as a simulator needs it. raw: the line of the file."""
+    texts = {name: raw.get(name) or "" for name in ("id", "player", "scene", "task", "need")}
+    return Profile(**texts, main_cha="", cha_group=[], target=raw.get("target") or "eq")
 
 
 def visible_turns(recorded):
     """The turns of a recorded dialogue whose reply was sent, the reply without its thought."""
     turns = []
     for turn in recorded["turns"]:
-        after_thought = turn["reply"].rpartition("</think>")[2]
-        turns.append({**turn, "reply": after_thought.partition("<think>")[0].strip()})
+        *_, after_thought = turn["reply"].rpartition("</think>")
+        reply, *_ = after_thought.partition("<think>")
+        turns.append(turn | {"reply": reply.strip()})
     if recorded.get("ended") == "malformed":
         turns.pop()
     return turns
@@ -90,22 +99,23 @@ def messages_of(dialogue, turns=None):
 # ---------------------------------------------------------------------- what a judge is asked about
 
 
-def make_cases(path, name, slots_of):
-    """What the question `name` is asked about in a file: [(about, slots)]. about: the file, the id
-    of the dialogue, ..., which goes into the answer, for --json; slots: {placeholder of the prompt:
-    what stands there}. Raises BadInput if there is nothing to ask about.
+def make_cases(paths, name, slots_of):
+    """What the question `name` is asked about in some files: [(about, slots)]. about: the file, the
+    id of the dialogue, ..., which goes into the answer, for --json; slots: {placeholder of the
+    prompt: what stands there}. Raises BadInput if there is nothing to ask about in one of them.
 
     slots_of(dialogue) -> [slots], one for each time that the dialogue is asked about: once if the
     question is about the whole, else for each reply or line. Which of them it is, counted from 0,
     is the "part"."""
     cases = []
-    for dialogue in load_dialogues(path):
-        about = {"file": path, "id": dialogue.id}
-        about |= {"replies": len(dialogue.turns), "final": dialogue.final}
-        for part, slots in enumerate(slots_of(dialogue)):
-            cases.append(({**about, "part": part}, slots))
-    if not cases:
-        raise BadInput(f"{path}: it holds nothing to ask the question {name!r} about")
+    for path in paths:
+        before = len(cases)
+        for dialogue in load_dialogues(path):
+            for part, slots in enumerate(slots_of(dialogue)):
+                about = {"file": path, "id": dialogue.id, "replies": len(dialogue.turns)}
+                cases.append((about | {"final": dialogue.final, "part": part}, slots))
+        if len(cases) == before:
+            raise BadInput(f"{path}: it holds nothing to ask the question {name!r} about")
     return cases
 
 
@@ -164,7 +174,7 @@ def check_files(args, least=1, inputs=(), out=None):
 def need_judge(args):
     """Raise BadInput if no --judge is given and the scripted one cannot serve, because users of
     these files are not the toy's."""
-    users = {load_dialogues(path)[0].played_by for path in args.files}
+    users = {load_dialogues(path)[0].made_by.get("simulator") for path in args.files}
     if not (args.judge or users <= {"toy", "toy-weak"}):
         raise BadInput("--judge is needed: the script understands the toy's files only")
 
@@ -180,10 +190,10 @@ def write_outputs(args, tool, result):
 
 def show_table(title, columns, rows, reading):
     """Print a table. rows: {name: cells}; reading: how to read the table, printed below it."""
-    name_width = max([len(str(name)) for name in rows], default=0) + 1
+    name_width = max(map(len, rows), default=0) + 1
     print(f"\n{title}")
     for name, cells in {"": columns, **rows}.items():
-        line = f"{name!s:{name_width}}"
+        line = f"{name:{name_width}}"
         for value, column in zip(cells, columns):
             # at least 7 characters a column: a table of six fits into 80
             line += f"  {cell(value):>{max(7, len(column))}}"
@@ -197,3 +207,16 @@ def cell(value):
     if value is None:
         return "-"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def parts_by(column, rows):
+    """{value of the column: the rows that have it}, in the order of the rows."""
+    parts = defaultdict(list)
+    for row in rows:
+        parts[row[column]].append(row)
+    return parts
+
+
+def mean(values):
+    """Their mean, None of no value."""
+    return float(np.mean(values)) if len(values) else None

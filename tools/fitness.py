@@ -27,20 +27,18 @@ from support.settings import SCRIPTED, fold, from_anywhere, positive
 from support.stats import auc, interval
 
 import asyncio
+import contextlib
 import copy
-import dataclasses
 import re
-import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import product
 
-import numpy as np
 from tqdm.asyncio import tqdm
 
-from emotion import INITIAL_EMOTION, emotion_level
+from emotion import emotion_level
 from simulator import User, known_replies, make_simulator
 from tools.asking import open_call_log
-from tools.dialogues import show_table, tool_parser, write_outputs
+from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
 
 # The kinds of replies that should lift a person, and those that should not. It depends for the
 # rest: a reply that is told again, advice that nobody needs, words to the model.
@@ -83,46 +81,48 @@ COMFORT = re.compile(r"(sorry|glad) to hear|here (for you|to (help|listen))|that
 # ------------------------------------------------------------------------------------------- asking
 
 
-async def outcome_of(user, asking):
-    """Await a question that `user` puts, a coroutine. Returns (the answer, or None; "read",
-    "unreadable" at the first try, or "failed": refused, or not answered)."""
+async def answer_to(user, asking, outcomes):
+    """Await a question that `user` puts, a coroutine. Returns the answer, or None, and appends to
+    `outcomes`: "read", "unreadable" at the first try, or "failed": refused, or not answered."""
     user.simulator = copy.copy(user.simulator)
-    user.simulator.tries = Counter()  # of this question alone
+    user.simulator.tries = tries = Counter()  # of this question alone
+    answer = None
     try:
         answer = await asking
+        outcome = "unreadable" if tries[1] else "read"
     except SimulatorFailed as error:
-        return None, "unreadable" if type(error) is UnreadableAnswers else "failed"
-    return answer, "unreadable" if user.simulator.tries[1] else "read"
+        outcome = "unreadable" if type(error) is UnreadableAnswers else "failed"
+    outcomes.append(outcome)
+    return answer
 
 
-async def put(row, simulator, emotion=None, speaks=True):
-    """Put the reply of a row to its user. With an `emotion` it is put once more, past the log, and
-    the user's next line is asked for, said in this emotion, if it `speaks`. Returns what was found,
-    {name in the table: value}, as far as there were answers."""
-    start, name = INITIAL_EMOTION["training"], f"fitness {row['reply']}"
-    user = User(simulator, row["profile"], start, name, row["dialogue"][:-1])
-    twin = dataclasses.replace(user.copy(), simulator=simulator.unlogged())
-    felt, outcome = await outcome_of(user, user.feel(row["reply"]))
-    found = {"user": row["user"], "kind": row["kind"], "reply": row["reply"]}
-    found["outcomes"] = [outcome]
+async def put(row, simulator, emotion, speaks):
+    """Put the reply of a row to its user. With an `emotion`, unless it is None, it is put once more,
+    past the log, and the user's next line is asked for, said in this emotion, if it `speaks`.
+    Returns what was found, {name in the table: value}, as far as there were answers."""
+    reply, outcomes = row["reply"], []
+    found = {"user": row["user"], "kind": row["kind"], "reply": reply, "outcomes": outcomes}
+    past = row["dialogue"][:-1]
+    user = User(simulator, row["profile"], name=f"fitness {reply}", dialogue=past)
+    twin = user.copy()
+    twin.simulator = simulator.unlogged()
+    felt = await answer_to(user, user.feel(reply), outcomes)
     if not felt:
         return found
     _, found["change"] = felt
     if emotion is None:
         return found
-    again, outcome = await outcome_of(twin, twin.feel(row["reply"]))
-    found["outcomes"].append(outcome)
+    again = await answer_to(twin, twin.feel(reply), outcomes)
     if again:
         found["the same change again"] = again[1] == found["change"]
     if not speaks:
         return found
     user.emotion = emotion
-    spoken, outcome = await outcome_of(user, user.answer())
-    found["outcomes"].append(outcome)
+    spoken = await answer_to(user, user.answer(), outcomes)
     if spoken:
         found["line"], found[f"leaves at {emotion_level(emotion)}"] = spoken
         if simulator.lang == "en":
-            told = [*row["earlier"], row["reply"]]
+            told = [*row["earlier"], reply]
             found["lines that repeat the friend's words"] = repeats(found["line"], told)
             found["lines that speak as the friend"] = speaks_as_friend(found["line"], row)
     return found
@@ -135,16 +135,18 @@ async def talk(rows, simulator):
 
     async def gain(row, behind, reply, wording):
         found, changes = {"user": row["user"], "behind": behind, "said": wording["said"]}, []
-        for name in ("said", "neutral"):
-            user = User(simulator, row["profile"], dialogue=list(row["dialogue"][:-1]))
-            felt, _ = await outcome_of(user, user.feel(f"{reply} {wording[name]}".strip()))
-            if not felt:
-                return found
-            changes.append(felt[1])
-        return found | {"gain": changes[0] - changes[1]}
+        with contextlib.suppress(SimulatorFailed):
+            for words in (wording["said"], wording["neutral"]):
+                user = User(simulator, row["profile"], dialogue=row["dialogue"][:-1])
+                _, change = await user.feel(f"{reply} {words}".strip())
+                changes.append(change)
+            found["gain"] = changes[0] - changes[1]
+        return found
 
     calls = []
     for row in rows:
+        if row["used"] != "fitness":  # said to a person of the toy
+            continue
         reply = row["reply"]
         of_kind = {
             "generic warm": {"a kind reply": reply, "nothing": "", "an empty reply": "Okay."},
@@ -155,7 +157,7 @@ async def talk(rows, simulator):
     return await tqdm.gather(*calls, desc="words to the reader", leave=False)
 
 
-async def put_all(rows, simulator, speaks=True):
+async def put_all(rows, simulator, speaks):
     """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns] and
     [what `talk` returns], with a reader. Raises as `Simulator.check_form`, and `Reader.check`."""
     await simulator.check_form()
@@ -166,24 +168,26 @@ async def put_all(rows, simulator, speaks=True):
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
     calls = [put(row, simulator, emotions.get(k), speaks) for k, row in enumerate(rows)]
     found = await tqdm.gather(*calls, desc="replies", leave=False)
-    people = [row for row in rows if row["used"] == "fitness"]
-    return found, await talk(people, simulator) if simulator.reader else []
+    return found, await talk(rows, simulator) if simulator.reader else []
 
 
 # ------------------------------------------------------------------------------------------ counting
 
 
+def changes_of(rows, kinds):
+    """The changes by replies of these kinds, as far as they were felt."""
+    return [row["change"] for row in rows if row["kind"] in kinds and "change" in row]
+
+
 def auc_between(found, lifting, others):
     """How often a reply of the kinds `lifting` moves a person further up than one of the kinds
     `others`, over all pairs of the same person: [AUC, low, high, people], see `interval`."""
-    of_person = defaultdict(lambda: ([], []))  # {person: (changes of lifting, of others)}
-    for row in found:
-        for side, kinds in enumerate((lifting, others)):
-            if row["kind"] in kinds and "change" in row:
-                of_person[row["user"]][side].append(row["change"])
-    both = [(a, b) for a, b in of_person.values() if a and b]
-    pairs = [len(a) * len(b) for a, b in both]
-    wins = [auc(a, b) * n for (a, b), n in zip(both, pairs)]
+    wins, pairs = [], []  # of each person
+    for rows in parts_by("user", found).values():
+        a, b = changes_of(rows, lifting), changes_of(rows, others)
+        if a and b:
+            pairs.append(len(a) * len(b))
+            wins.append(auc(a, b) * pairs[-1])
     return interval(lambda wins, pairs: wins.sum() / pairs.sum(), wins, pairs)
 
 
@@ -219,10 +223,10 @@ def verdict(readable, commonest, low):
     return grade, "; ".join(lacking)
 
 
-def mean(rows, name):
+def mean_of(name, rows):
     """The mean of what `rows` have under a name, no interval, and of how many: a line of the table."""
     values = [row[name] for row in rows if row.get(name) is not None]
-    return [float(np.mean(values)) if values else None, None, None, len(values)]
+    return [mean(values), None, None, len(values)]
 
 
 # ----------------------------------------------------------------------------------------- the table
@@ -234,23 +238,21 @@ def show(found, gains, calls, who):
     outcomes = Counter(outcome for row in found for outcome in row["outcomes"])
     changes = Counter(row["change"] for row in found if "change" in row)
     [(commonest, count)] = changes.most_common(1) or [(0, 0)]
-    n, failed = changes.total(), outcomes["failed"]
-    answered = outcomes.total() - failed
-    readable, share = outcomes["read"] / max(1, answered), count / max(1, n)
+    asked, failed, n = outcomes.total(), outcomes["failed"], changes.total()
+    readable, share = outcomes["read"] / max(1, asked - failed), count / max(1, n)
     table = {
-        "questions that failed": [failed / outcomes.total(), None, None, outcomes.total()],
-        "answers read at the first try": [readable, None, None, answered],
-        **{f"{name} a call": mean(calls, name) for name in ("seconds", "tokens")},
+        "questions that failed": [failed / asked, None, None, asked],
+        "answers read at the first try": [readable, None, None, asked - failed],
+        "seconds a call": mean_of("seconds", calls),
+        "tokens a call": mean_of("tokens", calls),
         "different changes": [len(changes), None, None, n],
         f"changes that are {commonest:+d}, the commonest": [share, None, None, n],
-        **{name: mean(found, name) for name in FOUND_AGAIN},
+        **{name: mean_of(name, found) for name in FOUND_AGAIN},
     }
-    for kind in dict.fromkeys(row["kind"] for row in found):
-        heard = [row for row in found if row["kind"] == kind]
-        table[f"change, {kind}"] = mean(heard, "change")
-    for behind in dict.fromkeys(row["behind"] for row in gains):
-        said = [row for row in gains if row["behind"] == behind]
-        table[f"gain by words to the reader, behind {behind}"] = mean(said, "gain")
+    for kind, rows in parts_by("kind", found).items():
+        table[f"change, {kind}"] = mean_of("change", rows)
+    for behind, rows in parts_by("behind", gains).items():
+        table[f"gain by words to the reader, behind {behind}"] = mean_of("gain", rows)
     if gains:
         largest = max(row.get("gain", 0) for row in gains)
         table["the largest of these gains"] = [largest, None, None, len(gains)]
@@ -258,16 +260,14 @@ def show(found, gains, calls, who):
         table[f"AUC, {good} over {bad}"] = auc_between(found, [good], [bad])
     for name, (good, bad) in POOLED.items():
         table[f"AUC, {name}"] = auc_between(found, good, bad)
-    advice = [
-        [row["change"] for row in found if row["kind"] == kind and "change" in row]
-        for kind in ("advice needed", "advice unneeded")
-    ]
-    if all(advice):  # to other people: nobody hears both
-        table["AUC, advice needed over advice unneeded"] = [auc(*advice), None, None, len(found)]
+    needed, unneeded = changes_of(found, ["advice needed"]), changes_of(found, ["advice unneeded"])
+    if needed and unneeded:  # to other people: nobody hears both
+        value = auc(needed, unneeded)
+        table["AUC, advice needed over advice unneeded"] = [value, None, None, len(found)]
     pooled = auc_between(found, LIFTING, NOT_LIFTING)
     table["AUC, all that lift over all that do not"] = pooled
     show_table(who, ["value", "low", "high", "n"], table, READING)
-    if failed > outcomes.total() / 5:
+    if failed > asked / 5:
         raise TooManyLost("more than a fifth of the questions failed; give the same command again")
     grade, lacking = verdict(readable, share, pooled[1])
     print("\n" + fold(f"verdict: {grade}{lacking and ': '}{lacking}"))
@@ -281,8 +281,10 @@ def examine(args):
     # a reader alone says nothing; a scripted user hears, and speaks for, the toy's people only
     name, speaks = args.simulator, args.simulator is not None
     is_scripted = name in SCRIPTED
-    used = ["test"] if is_scripted else ["fitness", "test"]
-    rows = [row for kind in used for row in known_replies(kind)][: args.replies]
+    rows = known_replies("test")
+    if not is_scripted:
+        rows = known_replies("fitness") + rows
+    rows = rows[: args.replies]
     who, log, calls = f"{args.reader or name} {args.difficulty} {args.lang}", None, []
     if args.reader or not is_scripted:
         log = open_call_log(f"results/fitness-{re.sub(r'[^a-zA-Z0-9]+', '-', who)}.jsonl")
@@ -297,13 +299,13 @@ def examine(args):
     try:
         found, gains = asyncio.run(put_all(rows, simulator, speaks))
         if log and log.answers:
-            calls = [row for _, row, _ in read_jsonl(log.path) if isinstance(row, dict)]
+            calls = [row for _, row, _ in read_jsonl(log.path) if row]
         result = show(found, gains, calls, who)
     except BadModel as error:
         result = {"verdict": "unfit", "lacking": str(error)}
         print(fold(f"verdict: unfit: {error}"))
     write_outputs(args, "fitness", {"simulator": who, **result})
-    return 1 if result["verdict"] == "unfit" else 0
+    return int(result["verdict"] == "unfit")
 
 
 def main(argv=None):
@@ -323,4 +325,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -25,13 +25,12 @@ places.
 No score is quality: judge and user are both models. docs/measuring.md says what each number is not.
 """
 
-from support import stats
 from support.answers import Unreadable, as_json, read_answer
 from support.errors import BadInput
 from support.settings import positive
+from support.stats import interval, pearson
 
 import contextlib
-import sys
 from collections import Counter, defaultdict
 from operator import itemgetter
 from pathlib import Path
@@ -42,13 +41,14 @@ from matplotlib.figure import Figure
 
 from emotion import need_of
 from simulator import EMOTION_SCHEMA, is_reading
-from tools.asking import Question, add_judge_flags, ask, ask_files, made_by
+from tools.asking import add_judge_flags, ask, ask_files, made_by
 from tools.dialogues import (
-    add_files,
     check_files,
     dialogue_slots,
     make_cases,
+    mean,
     need_judge,
+    parts_by,
     show_table,
     tool_parser,
     write_outputs,
@@ -60,12 +60,11 @@ from tools.strategies import NAMES, tag_files
 
 def line_slots(dialogue):
     """For `make_cases`: each line that a user says after a reply, with what went on in it before."""
-    slots = []
-    for turn, thought in thoughts_of(dialogue):
-        if turn["user"]:
-            line = as_json(turn["user"])
-            slots.append({"need": dialogue.task, "thought": as_json(thought), "line": line})
-    return slots
+    return [
+        {"need": dialogue.task, "thought": as_json(thought), "line": as_json(turn["user"])}
+        for turn, thought in thoughts_of(dialogue)
+        if turn["user"]
+    ]
 
 
 def record_slots(dialogue):
@@ -83,15 +82,15 @@ def thoughts_of(dialogue):
     file does not hold it, or which an earlier version wrote, are left out."""
     thoughts = []
     for turn in dialogue.turns:
-        found, keys = turn["analysis"], THOUGHT_OF_SAGE
+        found, keys = turn["analysis"] or "", THOUGHT_OF_SAGE
         with contextlib.suppress(Unreadable, KeyError):
-            if not isinstance(found, dict):
-                if is_reading(found or ""):
+            if isinstance(found, str):
+                if is_reading(found):
                     raise BadInput(
                         f"{dialogue.id}: its feelings were read, not written (--reader): there are "
                         "no thoughts to judge"
                     )
-                found, keys = read_answer(found or "", EMOTION_SCHEMA), THOUGHT
+                found, keys = read_answer(found, EMOTION_SCHEMA), THOUGHT
             thoughts.append((turn, {key: found[name] for key, name in zip(THOUGHT, keys)}))
     return thoughts
 
@@ -157,10 +156,10 @@ def judge_files(args):
     gets: {"answers", "means" and "tables" of each file, see `score_file`, "paired" of two files}."""
     name = args.question
     slots_of, schema, found = QUESTIONS[name]
-    answers = ask_files(args, Question(name, schema, found, args.repeats or 1), slots_of)
+    answers = ask_files(args, slots_of, name, schema, found, args.repeats or 1)
     means, tables = {}, {}
-    for path in args.files:
-        means[path], tables[path] = score_file([row for row in answers if row["file"] == path])
+    for path, rows in parts_by("file", answers).items():
+        means[path], tables[path] = score_file(rows)
         if "grades" in schema:
             tables[path]["correlation"] = correlation_of(means[path])
         show_table(f"{name}, {path}", COLUMNS, tables[path], made_by(answers) + READING)
@@ -195,13 +194,8 @@ def score_file(answers):
                 by_dialogue[answer["id"]].append(answer["found"].get(item, answer["final"]))
         means[item] = {dialogue: mean(scores) for dialogue, scores in by_dialogue.items()}
         values = list(means[item].values())
-        rows[item] = [mean(values), *stats.interval(np.mean, values)[1:], missing]
+        rows[item] = [mean(values), *interval(np.mean, values)[1:], missing]
     return means, rows
-
-
-def mean(values):
-    """Their mean, None of no value."""
-    return float(np.mean(values)) if len(values) else None
 
 
 def paired_differences(before, after):
@@ -211,7 +205,7 @@ def paired_differences(before, after):
     for item, old in before.items():
         new = after[item]
         differences = [new[dialogue] - old[dialogue] for dialogue in old if dialogue in new]
-        rows[item] = stats.interval(np.mean, differences)
+        rows[item] = interval(np.mean, differences)
     return rows
 
 
@@ -219,7 +213,7 @@ def correlation_of(means):
     """Pearson's r of the overall scores of dialogues with their final emotions: [r, low, high, n].
     means: of `score_file`."""
     columns = [list(means[item].values()) for item in ("overall", FINAL)]
-    return stats.interval(stats.pearson, *columns)
+    return interval(pearson, *columns)
 
 
 # ---------------------------------------------------------------------------------------- coordinate
@@ -238,10 +232,9 @@ def outcome_slots(dialogue):
     """For `make_cases`: a dialogue that ended in success or in failure."""
     if 10 <= dialogue.final < 100:
         return []
-    need = dialogue.profile.need if dialogue.profile else ""
     outcome = "success" if dialogue.final >= 100 else "failure"
-    more = {"outcome": outcome, "kind": need_of(dialogue.task, need)[1]}
-    return [{**slots, **more} for slots in dialogue_slots(dialogue)]
+    _, kind = need_of(dialogue.task, dialogue.profile.need)
+    return [slots | {"outcome": outcome, "kind": kind} for slots in dialogue_slots(dialogue)]
 
 
 def place_files(args):
@@ -249,18 +242,17 @@ def place_files(args):
     need; of them for the character of each file's policy; and for the places of all in one prompt.
     Returns what --json gets: {"placed": {file: [x, y, number of answers]}, "answers"}."""
     cases, taken = [], Counter()
-    for path in args.files:
-        for about, slots in make_cases(path, "reasons", outcome_slots):
-            group = path, slots["outcome"], slots["kind"]
-            taken[group] += 1
-            if taken[group] <= 5:
-                cases.append((about, slots))
-    reasons = ask(args, Question("reasons", REASONS), cases)
+    for about, slots in make_cases(args.files, "reasons", outcome_slots):
+        group = about["file"], slots["outcome"], slots["kind"]
+        taken[group] += 1
+        if taken[group] <= 5:
+            cases.append((about, slots))
+    reasons = ask(args, cases, "reasons", REASONS)
     cases = []
-    for path in args.files:
-        notes = [row["found"] for row in reasons if row["found"] and row["file"] == path]
+    for path, rows in parts_by("file", reasons).items():
+        notes = [row["found"] for row in rows if row["found"]]
         cases.append(({"file": path}, {"reasons": as_json(notes)}))
-    characters = ask(args, Question("character", CHARACTER), cases)
+    characters = ask(args, cases, "character", CHARACTER)
     tagged, tags = tag_files(args)
     models = {}  # {name: what the judge is shown of it}
     for number, row in enumerate(characters, 1):
@@ -269,9 +261,10 @@ def place_files(args):
             used.update(codes or ())
         shares = [f"{code} {100 * used[code] / max(1, used.total()):.0f} %" for code in NAMES]
         models[f"M{number}"] = f"{as_json(row['found'])}\n{', '.join(shares)}"
-    question = Question("place", place_schema(models), itemgetter("places"), args.repeats or 3)
     shown = "\n\n".join(f"{name}\n{text}" for name, text in models.items())
-    answers = ask(args, question, [({"file": " ".join(args.files)}, {"models": shown})])
+    cases = [({"file": " ".join(args.files)}, {"models": shown})]
+    schema, repeats = place_schema(models), args.repeats or 3
+    answers = ask(args, cases, "place", schema, itemgetter("places"), repeats)
     found = [row["found"] for row in answers if row["found"]]
     placed = {}
     for name, path in zip(models, args.files):
@@ -316,13 +309,14 @@ def judge(args):
     """Ask what `args` say; print, write and draw it. Returns the exit code."""
     name = args.question
     check_files(args, out=args.picture)
-    if args.picture and name not in ("capabilities", "coordinate"):
-        raise BadInput("--picture: only capabilities and coordinate have one")
-    kinds = FigureCanvasBase.get_supported_filetypes()
-    if args.picture and Path(args.picture).suffix[1:].lower() not in kinds:
-        raise BadInput(
-            f"--picture {args.picture}: its name should end with one of {', '.join(kinds)}"
-        )
+    if args.picture:
+        if name not in ("capabilities", "coordinate"):
+            raise BadInput("--picture: only capabilities and coordinate have one")
+        kinds = FigureCanvasBase.get_supported_filetypes()
+        if Path(args.picture).suffix[1:].lower() not in kinds:
+            raise BadInput(
+                f"--picture {args.picture}: its name should end with one of {', '.join(kinds)}"
+            )
     need_judge(args)
     result = place_files(args) if name == "coordinate" else judge_files(args)
     write_outputs(args, f"judge {name}", result)
@@ -336,7 +330,6 @@ def main(argv=None):
     parser = tool_parser("judge", __doc__)
     add = parser.add_argument
     add("question", choices=[*QUESTIONS, "coordinate"], help="see above")
-    add_files(parser)
     add_judge_flags(parser)
     text = "ask each question N times (default: 1, for places 3)"
     add("--repeats", type=positive, metavar="N", help=text)
@@ -345,4 +338,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -15,7 +15,7 @@ alone and every answer of a model is logged (FILE.calls.jsonl): a command that w
 where it was and ends with the same file.
 """
 
-from support.answers import PROMPTS, fill
+from support.answers import fill
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
 from support.servers import MAX_THINKING_TOKENS
@@ -25,17 +25,15 @@ import asyncio
 import json
 import random
 import re
-import sys
 import uuid
 from collections import Counter
-from functools import cache
 from pathlib import Path
 
 from tqdm.asyncio import tqdm
 
 from emotion import NEEDS, need_of
 from simulator import Profile, User, load_profiles, make_simulator
-from tools.asking import open_call_log
+from tools.asking import load_text, open_call_log
 from toy import world
 
 # --------------------------------------------------------------------------------------- make users
@@ -96,12 +94,6 @@ def profile_row(user):
 # ------------------------------------------------------------------------------ what chance decides
 
 
-@cache
-def load_text(name, lang):
-    """The text of a file in prompts/*/writer/."""
-    return (PROMPTS / lang / "writer" / f"{name}.txt").read_text(encoding="utf-8").strip()
-
-
 def draw_drafts(count, lang, seed, split=0.0):
     """What is settled before a word is written: {"train": drafts, "test": drafts}. A draft is a dict
     of some fields of a profile and of what the prompts ask for. Raises BadInput.
@@ -113,7 +105,7 @@ def draw_drafts(count, lang, seed, split=0.0):
 
     split: the share of users, and of topics, for the test file."""
     topics, utterances, groups = (
-        load_text(name, lang).splitlines() for name in ("topics", "talk", "traits")
+        load_text(f"writer/{name}", lang).splitlines() for name in ("topics", "talk", "traits")
     )
     needs = [(name, need.task[lang]) for name, need in NEEDS.items()]
     rng = random.Random(f"users {seed}")
@@ -177,10 +169,10 @@ async def write_user(draft, simulator, lang):
     """One pass: the persona, the scene, and the first line as the user itself says it in a
     dialogue. Raises SimulatorFailed."""
     for part, field in (("persona", "player"), ("scene", "scene")):
-        prompt, layout = load_text(part, lang), load_text(f"{part}_layout", lang)
+        prompt, layout = load_text(f"writer/{part}", lang), load_text(f"writer/{part}_layout", lang)
         _, answer = await simulator.ask(prompt, draft, SCHEMAS[part], draft["id"])
-        refuse_faults(part, [str(text) for text in answer.values()], draft["task"])
-        draft[field] = fill(layout, {**draft, **answer})
+        refuse_faults(part, map(str, answer.values()), draft["task"])
+        draft[field] = fill(layout, draft | answer)
     user = User(simulator, Profile(**profile_row(draft)), name=draft["id"])
     line, goodbye = await user.answer()
     refuse_faults("first line", [line], draft["task"])
@@ -246,4 +238,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -19,31 +19,25 @@ both. (Without --judge a script does it, for the toy's sentences.)
 """
 
 from support.errors import SimulatorFailed
-from support.files import read_json
-from support.results import recorded_dialogues
 from support.settings import SCRIPTED, from_anywhere, not_negative, positive
 
 import asyncio
 import contextlib
-import sys
-from itertools import chain
-from pathlib import Path
 
 import numpy as np
 from tqdm.asyncio import tqdm
 
 from evaluate import USUAL_USER, user_label
-from simulator import Profile, User, check_playable, make_simulator
-from tools.asking import Judge, Question, made_by, open_call_log
+from simulator import User, check_playable, make_simulator
+from tools.asking import ask_files, made_by, open_call_log
 from tools.dialogues import (
     check_files,
     load_dialogues,
-    make_cases,
+    mean,
     need_judge,
     reply_slots,
     show_table,
     tool_parser,
-    visible_turns,
     write_outputs,
 )
 
@@ -59,40 +53,36 @@ def replay_file(args):
     recorded, though the user is the recorded one."""
     check_files(args)
     (path,) = args.files
-    people = {dialogue.profile_id: profile_of(dialogue) for dialogue in load_dialogues(path)}
-    rows = [{**row, "turns": visible_turns(row)} for row in recorded_dialogues(path)] * args.times
-    # A line of our result files has the settings itself; those of a log are in its directory.
-    recorded = USUAL_USER | read_json(Path(path).parent / "config.json")
-    recorded |= rows[0].get("made_by", {})
+    rows = [vars(dialogue) for dialogue in load_dialogues(path)] * args.times
+    people = {row["profile_id"]: row["profile"] for row in rows}
+    recorded = USUAL_USER | rows[0]["made_by"]
     name = args.simulator or recorded["simulator"]
     args.lang = args.lang or recorded["lang"]
     check_playable(name, people.values())
-    # the address of a server does not matter
     as_recorded = not (args.simulator or args.reader)
     reader = recorded["reader"] if as_recorded else args.reader
-    then, now = (recorded["simulator"], recorded["reader"] or ""), (name, reader or "")
-    is_same_user = [*map(user_label, now)] == [*map(user_label, then)]
-    is_replay = is_same_user and not args.difficulty and not args.paraphrase
+    # the address of a server does not matter
+    is_same = user_label(name) == user_label(recorded["simulator"])
+    hears_alike = user_label(reader or "") == user_label(recorded["reader"] or "")
+    is_replay = is_same and hears_alike and not (args.difficulty or args.paraphrase)
     log = None  # a replay is there to ask again
     if (reader or name not in SCRIPTED) and not is_replay:
         log = open_call_log("results/replay-calls.jsonl")
-    users, temperature = {}, args.simulator_temperature
+    how = {"temperature": args.simulator_temperature, "log": log, "reader": reader}
+    users, wordings, reading = {}, {"": None}, READING
     for level in args.difficulty or [recorded["difficulty"]]:
-        how = {"temperature": temperature, "log": log, "reader": reader}
         users[level] = make_simulator(name, args.lang, level, **how)
-    result = asyncio.run(compare(args, rows, users, people, is_replay))
+    if not is_replay:
+        wordings[""] = [[turn["reply"] for turn in row["turns"]] for row in rows]
+    if args.paraphrase:
+        wordings[", reworded"], judged_by = reword(args)
+        reading = judged_by + READING
+    heard = asyncio.run(hear_all(rows, users, wordings, people))
+    result = {"replies": show(heard, reading), "found": []}
+    if is_replay:
+        result |= compare(rows, *heard.values())
     write_outputs(args, "replay", result)
     return 1 if result["found"] else 0
-
-
-def profile_of(dialogue):
-    """The Profile of a dialogue's user: of a log it is known, of a result file it is read, as far
-    as a simulator needs it."""
-    row = dialogue.raw
-    if row is None:
-        return dialogue.profile
-    target = row.get("target") or "eq"
-    return Profile(row["id"], row["player"], row["scene"], "", [], row["task"], target=target)
 
 
 # ------------------------------------------------------------------------------------------ hearing
@@ -139,11 +129,25 @@ async def replay_all(rows, model, people, texts=None):
     return await tqdm.gather(*calls, leave=False)
 
 
+async def hear_all(rows, users, wordings, people):
+    """What was felt in the dialogues of `rows`: as recorded, and by each of `users`, {difficulty:
+    Simulator}, who hears each of the wordings, {name: texts as in `replay_all`}. Without texts a
+    dialogue is heard whole, else each reply for itself. Returns {name: [rows][turns]}."""
+    heard = {"as recorded": []}
+    for row in rows:
+        pairs = [(turn["emotion"], turn["change"]) for turn in row["turns"]]
+        heard["as recorded"].append([pair for pair in pairs if None not in pair])
+    for level, model in users.items():
+        for wording, texts in wordings.items():
+            heard[level + wording] = await replay_all(rows, model, people, texts)
+    return heard
+
+
 def show(heard, reading):
     """Print what was felt, {name: [rows][turns]}, as a table. Returns {name: numbers}."""
     table, above = {}, None
     for name, felt in heard.items():
-        felt = np.ma.masked_invalid(np.array(list(chain(*felt)), float)).T  # [2, replies]
+        felt = np.ma.masked_invalid(np.array(sum(felt, []), float)).T  # [2, replies]
         emotion, change = felt
         above = felt if above is None else above
         means = [
@@ -164,46 +168,30 @@ def final_score(row, felt):
     return 0 if row["ended"] == "malformed" or not felt else felt[-1][0]
 
 
-async def compare(args, rows, users, people, is_replay):
-    """Let `users`, {difficulty: Simulator}, hear the dialogues of `rows`: whole if it is a replay,
-    else each reply for itself. Returns {"replies": of `show`, "found": [a dialogue that a replay
-    finds not to be as recorded], "final": the share of dialogues with the recorded score}."""
-    heard, reading, wordings = {"as recorded": []}, READING, {"": None}
-    for row in rows:
-        pairs = [(turn["emotion"], turn["change"]) for turn in row["turns"]]
-        heard["as recorded"].append([pair for pair in pairs if None not in pair])
-    if not is_replay:
-        wordings[""] = [[turn["reply"] for turn in row["turns"]] for row in rows]
-    if args.paraphrase:
-        wordings[", reworded"], judged_by = await reword(args)
-        reading = judged_by + READING
-    for level, model in users.items():
-        for wording, texts in wordings.items():
-            heard[level + wording] = await replay_all(rows, model, people, texts)
-    result = {"replies": show(heard, reading), "found": []}
-    if is_replay:
-        same = []
-        for row, before, after in zip(rows, *heard.values()):
-            same.append(final_score(row, after) == round(100 * row["reward"], 6))
-            if before != after or not same[-1]:
-                result["found"].append(
-                    f"line {rows.index(row) + 1}, {row['profile_id']}: {before}, reward "
-                    f"{row['reward']}; now {after}"
-                )
-        result["final"] = float(np.mean(same))
-        print(f"the same final score: {100 * result['final']:.1f} % of {len(rows)} dialogues")
-        for difference in result["found"][:20]:  # all are in --json
-            print(f"not as recorded: {difference}")
-    return result
+def compare(rows, recorded, heard):
+    """Print what a replay found. recorded, heard: what was felt in the dialogues of `rows` then and
+    now, [rows][turns]. Returns {"found": [a dialogue that is not as recorded], "final": the share
+    of dialogues with the recorded score}."""
+    same, found = [], []
+    for row, before, after in zip(rows, recorded, heard):
+        same.append(final_score(row, after) == round(100 * row["reward"], 6))
+        if before != after or not same[-1]:
+            found.append(
+                f"line {rows.index(row) + 1}, {row['profile_id']}: {before}, reward "
+                f"{row['reward']}; now {after}"
+            )
+    share = mean(same)
+    print(f"the same final score: {100 * share:.1f} % of {len(rows)} dialogues")
+    for difference in found[:20]:  # all are in --json
+        print(f"not as recorded: {difference}")
+    return {"found": found, "final": share}
 
 
-async def reword(args):
+def reword(args):
     """Let a judge put each reply in other words. Returns (texts, [rows][turns], None where its
     answer could not be read; who the judge is)."""
     need_judge(args)
-    judge = Judge(args)
-    question = Question("paraphrase", {"code": str, "text": str})
-    answers = await judge.ask_all(question, make_cases(*args.files, "paraphrase", reply_slots))
+    answers = ask_files(args, reply_slots, "paraphrase", {"code": str, "text": str})
     texts = {dialogue.id: [] for dialogue in load_dialogues(*args.files)}
     for answer in answers:
         texts[answer["id"]].append((answer["found"] or {}).get("text"))
@@ -232,4 +220,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -10,7 +10,6 @@ from support.files import read_json
 from support.report import draw
 from support.settings import Parser
 
-import sys
 from pathlib import Path
 
 from simulator import users_of_run
@@ -36,4 +35,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -13,18 +13,15 @@ A gain is not what the strategy causes: a reply with three strategies counts for
 SSRR is not SAGE's, whose scores and scale are not published.
 """
 
-from support.answers import PROMPTS
-
 import re
-import sys
 from itertools import pairwise
 
-from tools.asking import Question, add_judge_flags, ask_files, made_by
+from tools.asking import add_judge_flags, ask_files, load_text, made_by
 from tools.dialogues import (
-    add_files,
     cell,
     check_files,
     load_dialogues,
+    mean,
     need_judge,
     reply_slots,
     show_table,
@@ -33,9 +30,8 @@ from tools.dialogues import (
 )
 from toy.judge import toy_codes
 
-PROMPT = (PROMPTS / "en" / "judge" / "strategies.txt").read_text(encoding="utf-8")
 # SAGE Table 5: {code: name} of the 24 strategies, as the prompt lists them: "(A-1) ask for facts:".
-NAMES = dict(re.findall(r"^\((.-\d)\) ([^:]+)", PROMPT, re.M))
+NAMES = dict(re.findall(r"^\((.-\d)\) ([^:]+)", load_text("judge/strategies", "en"), re.M))
 
 # The five groups that RLVER plots (its Table 4), in the codes of SAGE.
 RLVER_GROUPS = {
@@ -80,10 +76,9 @@ def ssrr(sequences):
     None if nothing is left."""
     means = []
     for replies in sequences:
-        similarities = []
-        for a, b in pairwise(replies):
-            if None not in (a, b) and a + b:
-                similarities.append(similarity(a, b))
+        similarities = [
+            similarity(a, b) for a, b in pairwise(replies) if None not in (a, b) and a + b
+        ]
         if similarities:
             means.append(sum(similarities) / len(similarities))
     return sum(means) / len(means) if means else None
@@ -119,11 +114,10 @@ def usage_of(codes, dialogues):
     users = [change for used, change in readable if not set(codes).isdisjoint(used)]
     changes = [change for change in users if change is not None]
     counted_dialogues = len(dialogues) * len(readable) / max(1, len(replies))
-    n = len(changes)
     return {
         "uses": len(users) / counted_dialogues if readable else None,
-        "gain": sum(changes) / n if n else None,
-        "n": n,
+        "gain": mean(changes),
+        "n": len(changes),
     }
 
 
@@ -141,7 +135,7 @@ def tag_files(args):
     the strategies, and the answers are None."""
     answers = None
     if args.judge:
-        answers = ask_files(args, Question("strategies", SCHEMA), reply_slots)
+        answers = ask_files(args, reply_slots, "strategies", SCHEMA)
     tags = iter(answers or ())
     tagged = {}
     for path in args.files:
@@ -166,10 +160,11 @@ def strategies(args):
     files = {}
     for path, dialogues in tagged.items():
         files[path] = counts = strategies_of(dialogues)
-        rows = {}
-        for name, usage in counts["strategies"].items():
-            if usage["n"]:
-                rows[f"{name} {NAMES.get(name, '')}"] = usage.values()
+        rows = {
+            f"{name} {NAMES.get(name, '')}": usage.values()
+            for name, usage in counts["strategies"].items()
+            if usage["n"]
+        }
         told = f"SSRR {cell(counts['ssrr'])}; {counts['missing']} replies without tags. "
         show_table(f"strategies, {path}", ["uses", "gain", "n"], rows, source + told + READING)
     write_outputs(args, "strategies", {"answers": answers, "files": files})
@@ -179,10 +174,9 @@ def strategies(args):
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     parser = tool_parser("strategies", __doc__)
-    add_files(parser)
     add_judge_flags(parser)
     return parser.run(strategies, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -232,7 +232,7 @@ def test_a_failure_ends_below_10(final, outcome):
     """As in every table: a dialogue that ends at 10 is none."""
     turn = {"reply": "r", "user": None, "emotion": final, "thought": ""}
     dialogue = SimpleNamespace(
-        final=final, profile=None, task="", first_line="Hi.", turns=[turn], raw=None
+        final=final, profile=SimpleNamespace(need=""), task="", first_line="Hi.", turns=[turn]
     )
     slots = tools.judge.outcome_slots(dialogue)
     assert [slot["outcome"] for slot in slots] == [outcome] * bool(outcome)

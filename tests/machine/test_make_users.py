@@ -14,7 +14,8 @@ from emotion import NEEDS, need_of
 from result_files import write
 from simulator import Simulator, check_playable, load_profiles
 from tools import profiles
-from tools.profiles import SCHEMAS, draw_drafts, load_text, write_users
+from tools.asking import load_text
+from tools.profiles import SCHEMAS, draw_drafts, write_users
 from toy.world import code_in
 
 WRITER = ("--writer", "openai:MODEL@URL")
@@ -65,7 +66,7 @@ def test_quotas_are_exact(count, split):
 def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     """The released script names two files of seeds and ships neither."""
     topics, talk, traits = (
-        load_text(name, lang).splitlines() for name in ("topics", "talk", "traits")
+        load_text(f"writer/{name}", lang).splitlines() for name in ("topics", "talk", "traits")
     )
     assert len(set(topics)) >= 120 and len(set(talk)) >= 60
     sizes = [len(set(line.split(": ")[1].split(", "))) for line in traits]
@@ -74,7 +75,7 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
         assert need_of(need.task[lang])[0] in (name, "other")
     asked_for = {"persona": {"main_cha", "traits", "talk"}, "scene": {"player", "topic", "task"}}
     for part, schema in SCHEMAS.items():  # all keys are asked for, and an echo is no answer
-        prompt, layout = load_text(part, lang), load_text(f"{part}_layout", lang)
+        prompt, layout = (load_text(f"writer/{name}", lang) for name in (part, f"{part}_layout"))
         assert set(re.findall(r"\{\{(\w+)\}\}", prompt)) == asked_for[part]
         assert set(re.findall(r"\{\{(\w+)\}\}", layout)) - {"task"} == set(schema)
         form = prompt[prompt.index("\n{\n") :]
