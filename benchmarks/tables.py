@@ -411,13 +411,14 @@ def table_signs(measured, tenth=0.1):
 
 def table_replies(measured):
     """What a language model feels at the kinds of replies, read and asked in writing, and how often
-    a kind lifts more than another one."""
+    some kinds lift more than others."""
     lines = [measured.get(f"reader-{name}") for name in ("reads", "writes")]
     if not all(lines):
         return ""
     rows = []
     for name in lines[0]["table"]:
-        if name.startswith(("change, ", "AUC, ")):
+        # a cell of two kinds each would be ten rows more
+        if name.startswith(("change, ", "AUC, all")) or name.endswith(("warm", "unneeded")):
             cells = [cell_of(name, *line["table"][name]) for line in lines]
             rows.append([name, *cells])
     return markdown(["", "read", "written"], rows)
