@@ -9,6 +9,7 @@ from support.servers import ServerModel
 from support.settings import vllm_is_there
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -23,13 +24,15 @@ import evaluate
 import rlver
 from agents import gossip, sampled
 from conftest import make_tiny_model
-from engine import VllmEngine
+from engine import LocalReader, VllmEngine
 from lora import AdapterView, SharedBase, merge
 from models import PROBE
 from policy import Policy, pack
 from ppo import logp_gap
+from reader import Reader
 from runs import metrics, words
-from simulator import REPLY_SCHEMA, Simulator
+from simulator import REPLY_SCHEMA, Simulator, known_replies
+from teach import YES_NO, questions_of
 from tools import fitness
 
 pytestmark = pytest.mark.skipif(
@@ -237,20 +240,42 @@ def test_smollm2_in_bf16_is_off_by_its_rounding(smollm2_dir):
 # --------------------------------------------------------------------------- the user's model there
 
 
-@pytest.fixture
-def smollm2_server(smollm2_dir):
-    """The URL of vLLM's own server, with SmolLM2. It takes half a minute to start, for which who
-    asks it waits."""
+@contextlib.contextmanager
+def served(directory, name, *flags):
+    """The URL of vLLM's own server, with the model in `directory`. It takes half a minute to start,
+    for which who asks it waits."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = f"{sys.executable} -m vllm.entrypoints.openai.api_server --served-model-name smollm2"
+    command = f"{sys.executable} -m vllm.entrypoints.openai.api_server --served-model-name {name}"
     command += f" --port {port} --max-model-len 4096 --enforce-eager --model"
     env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
-    server = subprocess.Popen([*command.split(), smollm2_dir], env=env)
+    server = subprocess.Popen([*command.split(), directory, *flags], env=env)
     yield f"http://127.0.0.1:{port}/v1"
     server.terminate()
     server.wait()
+
+
+def test_a_server_reads_what_this_process_reads(taught):
+    """The log-odds of the same model, from a server's top_logprobs and from a row with a branch for
+    each question, in fp32."""
+    here = Reader(LocalReader(taught, YES_NO, dtype=torch.float32))
+    asked = [questions_of(row) for row in known_replies("test")[:8]]
+
+    async def odds_of(reader):
+        return [await reader.ask(prompts) for prompts in asked]
+
+    with served(taught, "taught", "--dtype", "float32") as url:
+        there = Reader(ServerModel("taught", url, temperature=1.0))
+        told = asyncio.run(odds_of(there))
+    for odds, right in zip(told, asyncio.run(odds_of(here)), strict=True):
+        assert odds == pytest.approx(right, abs=1e-4)
+
+
+@pytest.fixture
+def smollm2_server(smollm2_dir):
+    with served(smollm2_dir, "smollm2") as url:
+        yield url
 
 
 def test_a_small_model_keeps_the_form_and_is_unfit(smollm2_server, tmp_path, monkeypatch, capfd):
