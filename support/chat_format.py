@@ -117,12 +117,10 @@ class ChatFormat:
 
     def render(self, *texts):
         """The template's own text of a dialogue, up to where the next reply begins. texts: of the
-        user and of the policy by turns, the user's first."""
-        messages = []
-        if self.system_prompt:
-            messages.append({"role": "system", "content": self.system_prompt})
-        for i, text in enumerate(texts):
-            messages.append({"role": ("user", "assistant")[i % 2], "content": text})
+        user and of the policy by turns, the user's first. (An empty system prompt is no message.)"""
+        roles = ["system"] + ["user", "assistant"] * len(texts)
+        said = zip(roles, (self.system_prompt, *texts))
+        messages = [{"role": role, "content": text} for role, text in said if text]
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **self.template_args

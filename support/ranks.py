@@ -106,13 +106,13 @@ def broadcast(function, *args):
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:
-            box[0] = function(*args)
+            box = [function(*args)]
         except RunError as error:
             error.on_all_ranks = True
-            box[0] = error
+            box = [error]
     if world_size() > 1:
         dist.broadcast_object_list(box)
-    result = box[0]
+    [result] = box
     if isinstance(result, RunError):
         raise result
     return result
@@ -198,9 +198,10 @@ def optimizer_state(module, optimizer, keep=True):
     because one copy in memory is enough."""
     state = {}
     for name, p in module.named_parameters():
-        moments = {key: full_tensor(value) for key, value in optimizer.state.get(p, {}).items()}
+        kept = optimizer.state.get(p, {}).items()
+        moments = {key: full_tensor(value).cpu() for key, value in kept}
         if keep:
-            state[name] = {key: value.cpu() for key, value in moments.items()}
+            state[name] = moments
     return state
 
 
