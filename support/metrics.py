@@ -41,10 +41,9 @@ def scores_by(name, rows):
 
 def summarise(episodes):
     """`score_summary`, and malformed in percent: these score 0, so they are failures too."""
-    malformed = sum(e.ended == "malformed" for e in episodes)
     return {
         **score_summary([e.emotion for e in episodes]),
-        "malformed": 100 * malformed / len(episodes),
+        "malformed": 100 * sum(e.ended == "malformed" for e in episodes) / len(episodes),
     }
 
 
@@ -128,7 +127,8 @@ def signs(dialogues):
     reward_talk     replies that name their own reward
     """
     texts = [reply for dialogue in dialogues for reply in dialogue]
-    if not texts:
+    n = len(texts)
+    if not n:
         return {}
     repeating = 0  # replies that repeat a sentence
     replies = []  # each as a tuple of its words
@@ -143,10 +143,10 @@ def signs(dialogues):
             repeating += bool(long_sentences & earlier_sentences)
             earlier_sentences |= long_sentences
     return {
-        "repeat_within": repeating / len(texts),
-        "repeat_across": sum(users_told[reply] > 1 for reply in replies) / len(texts),
-        "reply_words": sum(map(len, replies)) / len(texts),
-        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / len(texts),
+        "repeat_within": repeating / n,
+        "repeat_across": sum(users_told[reply] > 1 for reply in replies) / n,
+        "reply_words": sum(map(len, replies)) / n,
+        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / n,
         "distinct_2": distinct_pairs(replies),
     }
 

@@ -44,8 +44,7 @@ def join_ranks(cuda):
     if ranks > 1 and sys.platform == "linux":
         # Die when torchrun dies. Without that the processes outlive a torchrun that is killed, and
         # wait for each other for hours.
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if dist.is_initialized() or (ranks == 1 and not cuda):
@@ -198,8 +197,7 @@ def optimizer_state(module, optimizer, keep=True):
     because one copy in memory is enough."""
     state = {}
     for name, p in module.named_parameters():
-        kept = optimizer.state.get(p, {}).items()
-        moments = {key: full_tensor(value).cpu() for key, value in kept}
+        moments = {key: full_tensor(value).cpu() for key, value in optimizer.state[p].items()}
         if keep:
             state[name] = moments
     return state

@@ -126,7 +126,8 @@ def draw_curves(out, rows, evaluations):
 
 def dialogues_of_run(out, people, last_step):
     """{"before": dialogues with held-out users before training, "after": those of the last
-    evaluation}, each with what the page tells of its user, one of `people`."""
+    evaluation}, each with its final emotion and with what the page tells of its user, one of
+    `people`."""
     profiles = {profile.id: profile for profile in people}
     sides = {step: [] for step in (0, last_step)}
     # most lines are dialogues of training: `containing` skips them unread

@@ -109,8 +109,13 @@ def turns_of(history, start):
     for message, follower in zip(history, followers):
         if message["role"] != "assistant":
             continue
-        turn = {"reply": message["content"], "user": follower.get("content")}
-        turn |= {"thought": None, "analysis": follower.get("planning"), "change": None}
+        turn = {
+            "reply": message["content"],
+            "user": follower.get("content"),
+            "thought": None,
+            "analysis": follower.get("planning"),
+            "change": None,
+        }
         turn |= message.get("rlver") or {"emotion": follower.get("emotion-point")}
         if turn["emotion"] is not None:
             if turn["change"] is None:

@@ -56,7 +56,7 @@ def open_run(given):
     settings = resolve_settings(given)
     usual = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
     out = Path(given["out"] or usual)
-    if out.is_file() or (out.exists() and any(out.iterdir())):
+    if out.is_file() or any(out.glob("*")):
         raise BadInput(
             f"--out {out}: is there already; choose another, or continue that run with "
             f"--resume {out}"
@@ -122,9 +122,8 @@ class RunDir:
             )
         if newest:
             state_of(newest)
-        if self.calls.path:  # nothing is paid for twice, whichever rank asked it
-            for path in self.path.glob("calls*.jsonl"):
-                self.calls.read(path)
+        for path in self.path.glob("calls*.jsonl"):
+            self.calls.read(path)  # nothing is paid for twice, whichever rank asked it
         return newest
 
     def begin(self, checkpoint, heldout):
@@ -313,7 +312,7 @@ CHECKPOINT = "checkpoint-[0-9][0-9][0-9][0-9][0-9][0-9]/"  # "/": a file is no c
 
 def checkpoints(out):
     """The checkpoints of a run, the oldest first."""
-    return sorted(Path(out).glob(CHECKPOINT))
+    return sorted(out.glob(CHECKPOINT))
 
 
 def state_of(checkpoint):
@@ -335,7 +334,7 @@ def refuse_other_heldout(out, users):
     """Raise BadInput if the run in `out`, if there is one, held out others than these `users`,
     because its profiles have changed."""
     ids = [profile.id for profile in users]
-    if read_json(Path(out) / "heldout.json").get("ids", ids) != ids:
+    if read_json(out / "heldout.json").get("ids", ids) != ids:
         raise BadInput(
             f"{out}: the profiles have changed since the run began, so other users would be held "
             "out"

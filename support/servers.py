@@ -24,7 +24,6 @@ import os
 import re
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -87,7 +86,7 @@ class ServerModel:
     url: str
     temperature: float = 0.0
     timeout: float = 60.0  # seconds of one try; CALL_TIMEOUT is the time of all of them
-    template_args: dict = None  # of `likeliest`
+    template_args: dict = None  # of the chat template; only `likeliest` sends them
     format: str = FORMATS[0]
     limit: str = "max_tokens"
     most_tokens: int = MAX_ANSWER_TOKENS
@@ -111,8 +110,8 @@ class ServerModel:
             )
         except Exception as error:  # of the HTTP library, which has many
             raise BadInput(
-                f"{self.url}: no connection can be made: {self.quote(error)} (the environment may say "
-                "so in ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, NO_PROXY or SSL_CERT_FILE)"
+                f"{self.url}: no connection can be made: {self.quote(error)} (the environment may "
+                "say so in ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, NO_PROXY or SSL_CERT_FILE)"
             ) from None
 
     async def __call__(self, prompt, schema):
@@ -134,8 +133,10 @@ class ServerModel:
         options = {"top_p": 1, "logprobs": True, "top_logprobs": count}
         if self.template_args:
             options["extra_body"] = {"chat_template_kwargs": self.template_args}
-        asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        answers = await asyncio.gather(*(self.chat(messages, 1, **options) for messages in asked))
+        calls = [
+            self.chat([{"role": "user", "content": prompt}], 1, **options) for prompt in prompts
+        ]
+        answers = await asyncio.gather(*calls)
         if not all(answer.likeliest for answer in answers):
             raise SimulatorRefused(
                 f"{self.url}: {self.name} does not tell log-probs (top_logprobs)"
@@ -395,7 +396,7 @@ class Caller:
         self.name = getattr(model, "name", "")
         self.log = log or CallLog()
         self.clock = clock or Clock()
-        self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
+        self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
 
     async def call(self, prompt, schema, key):
         """One call to the model, which is logged. Returns the text. Where answers are kept, equal

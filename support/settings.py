@@ -164,11 +164,14 @@ REAL = {
 def flag(default, text, read=None, **options):
     """A setting with a flag.
 
-    default: None if the presets have it, or if "not given" is one. text: its help. read: makes a
-    value of the flag's text and checks its bounds. options: more of argparse's."""
+    default: None if "not given" is one. text: its help. read: makes a value of the flag's text and
+    checks its bounds. options: more of argparse's."""
     if read:
         options = {"type": read, "metavar": "N", **options}
     return field(default=default, metadata={"help": text, **options})
+
+
+preset = partial(flag, None)  # a setting whose default is in TOY and REAL
 
 
 @dataclass
@@ -225,17 +228,17 @@ class Settings:
     lang: str = flag("en", "language of all prompts", choices=["en", "zh"])
 
     # ---- the run
-    steps: int = flag(None, "training steps; 0: only evaluate", natural)
+    steps: int = preset("training steps; 0: only evaluate", natural)
     seed: int = flag(0, "seed of all random numbers", natural)
-    save_every: int = flag(None, "steps from one checkpoint to the next", positive)
+    save_every: int = preset("steps from one checkpoint to the next", positive)
 
     # ---- rollout
-    batch_size: int = flag(None, "dialogues in a training step", positive)
-    group_size: int = flag(
-        None, "dialogues in a group: with the same user and the same first line", positive
+    batch_size: int = preset("dialogues in a training step", positive)
+    group_size: int = preset(
+        "dialogues in a group: with the same user and the same first line", positive
     )
     max_turns: int = flag(8, "replies in a dialogue, at most", positive)
-    max_tokens: int = flag(None, "tokens of a reply with its thought, at most", positive)
+    max_tokens: int = preset("tokens of a reply with its thought, at most", positive)
     temperature: float = flag(
         1.0, "sampling temperature; log-probs are taken at it, too", above_zero
     )
@@ -282,12 +285,10 @@ class Settings:
     lora_alpha: float = flag(
         32.0, "the adapters' output is scaled by alpha / rank; only with --lora-rank", above_zero
     )
-    lr: float = flag(None, "learning rate of the policy", above_zero)
-    critic_lr: float = flag(None, "learning rate of the critic (PPO)", above_zero)
-    warmup: int = flag(None, "steps in which the learning rates rise from 0", natural)
-    minibatches: int = flag(
-        None, "optimizer steps on each batch; with 1 clipping never acts", positive
-    )
+    lr: float = preset("learning rate of the policy", above_zero)
+    critic_lr: float = preset("learning rate of the critic (PPO)", above_zero)
+    warmup: int = preset("steps in which the learning rates rise from 0", natural)
+    minibatches: int = preset("optimizer steps on each batch; with 1 clipping never acts", positive)
     gamma: float = flag(
         1.0, "discount of the reward per token of the policy; only with --algo ppo", fraction
     )
@@ -310,15 +311,13 @@ class Settings:
         choices=["k1", "k2", "k3", "k3-ratio"],
     )
     entropy_coef: float = flag(0.001, "weight of the entropy bonus", not_negative)
-    tokens_per_gpu: int = flag(
-        None,
-        "tokens of a micro-batch with its padding; changes the memory, not the result",
-        positive,
+    tokens_per_gpu: int = preset(
+        "tokens of a micro-batch with its padding; changes the memory, not the result", positive
     )
 
     # ---- evaluation on held-out users
-    eval_size: int = flag(
-        None, "held-out users in an evaluation, one dialogue with each, at most", positive
+    eval_size: int = preset(
+        "held-out users in an evaluation, one dialogue with each, at most", positive
     )
     eval_every: int = flag(0, "steps between evaluations; 0: only before and after", natural)
 
