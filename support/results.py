@@ -294,8 +294,7 @@ def print_table(table):
     for name, numbers in table.items():
         lost = numbers.get("lost")
         asked = f" of {numbers['n'] + lost}" if lost else ""
-        stderr = numbers["stderr"]
-        shown = "-" if stderr is None else f"{stderr:.1f}"
+        shown = "-" if numbers["stderr"] is None else f"{numbers['stderr']:.1f}"
         print(
             f"{name:<26}{numbers['score']:>8.1f}{shown:>8}{numbers['success']:>8.1f}%"
             f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{asked}"

@@ -410,8 +410,11 @@ def resolve_settings(given):
     """Fill in the defaults, and check that the flags fit together.
 
     given: {name: value}, None where a flag was not given. Returns Settings; raises BadInput."""
-    chosen = {name: value for name, value in given.items() if value is not None}
-    chosen.pop("out", None)  # which is no setting
+    chosen = {  # without the flags that are no settings
+        name: value
+        for name, value in given.items()
+        if value is not None and name not in ("out", "resume")
+    }
     cfg = Settings(**chosen)
     cases = (cfg.algo, cfg.mode, "lora" if cfg.lora_rank else "full")
     for name, value in (TOY if cfg.toy else REAL).items():
