@@ -77,25 +77,24 @@ class ChatFormat:
             )
         head, before_past_reply, after_reply, before_new_reply = self.split_template()
         ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
-        self.past_reply_prefix = before_past_reply[len(ask) :]
-        self.opening_text = before_new_reply[len(ask) :]
+        past, new = before_past_reply[len(ask) :], before_new_reply[len(ask) :]
+        self.past_reply_prefix, self.opening_text = past, new
         # One of the two openings may have something more: a past one white space, a new one <think>
         # in think mode, or <think></think> in direct mode.
-        thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", self.opening_text)
-        is_blank = not self.past_reply_prefix.strip()
-        if not thought_at_most or not is_blank or (self.past_reply_prefix and self.opening_text):
+        thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", new)
+        if not thought_at_most or past.strip() or (past and new):
             raise BadModel(
-                f"the chat template writes {self.past_reply_prefix!r} only before a past reply and "
-                f"{self.opening_text!r} only before a new one; this code needs one opening"
+                f"the chat template writes {past!r} only before a past reply and {new!r} only "
+                "before a new one; this code needs one opening"
             )
-        opening = self.opening_text.strip()
+        opening = new.strip()
         if opening and think != ("</think>" not in opening):
             raise BadModel(
                 f"the chat template opens every reply with {opening!r}; train it with --think if "
                 "that begins a thought, and without if it is an empty one (--template-args)"
             )
         self.head, self.ask = self.encode(head), self.encode(ask)
-        self.opening = self.encode(self.opening_text)
+        self.opening = self.encode(new)
         self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
         self.stop_ids = {self.stop_id, *stop_ids}
         self.check_pieces()
@@ -117,12 +116,10 @@ class ChatFormat:
 
     def render(self, *texts):
         """The template's own text of a dialogue, up to where the next reply begins. texts: of the
-        user and of the policy by turns, the user's first."""
-        messages = []
-        if self.system_prompt:
-            messages.append({"role": "system", "content": self.system_prompt})
-        for i, text in enumerate(texts):
-            messages.append({"role": ("user", "assistant")[i % 2], "content": text})
+        user and of the policy by turns, the user's first. (An empty system prompt is no message.)"""
+        roles = ["system"] + ["user", "assistant"] * len(texts)
+        said = zip(roles, (self.system_prompt, *texts))
+        messages = [{"role": role, "content": text} for role, text in said if text]
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **self.template_args

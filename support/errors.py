@@ -76,13 +76,13 @@ def one_line(error):
     return " ".join(str(error).split())[:300]
 
 
-def explain(error, out=None, rank=0, world=1):
-    """What rlver.py does about an `error` that ended a run in the directory `out` (None: it ended
-    before there was one).
+def explain(error, out=None, rank=0, world=1, program="rlver.py"):
+    """What a program does about an `error` that ended it; rlver.py, which ended a run in the
+    directory `out` (None: there was none yet), on this rank of a world of ranks.
 
     Returns (exit code, message of this rank, "" if another rank prints it). Raises the error again
     if it is a bug of ours."""
-    name = f"rlver.py (rank {rank})" if world > 1 else "rlver.py"
+    name = f"{program} (rank {rank})" if world > 1 else program
     code, message = getattr(error, "exit_code", 2), f"{name}: {error}"
     if isinstance(error, KeyboardInterrupt):
         code, message = 130, "\nstopped"

@@ -18,7 +18,7 @@ def write_file(path, text):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}")
-    scratch.write_text(text, encoding="utf-8", errors="replace")
+    scratch.write_text(text, "utf-8", "replace")
     os.replace(scratch, path)
 
 
@@ -57,7 +57,7 @@ def without_surrogates(text):
 def read_json(path):
     """The value in a JSON file, or {} if there is no such file or it cannot be read."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
 
@@ -139,6 +139,7 @@ def refuse_overwriting(outputs, inputs):
     used = {Path(path).resolve() for path in inputs}
     for flag, path in outputs.items():
         if path is not None:
-            if Path(path).resolve() in used:
+            place = Path(path).resolve()
+            if place in used:
                 raise BadInput(f"{flag} {path}: would overwrite a file of this command")
-            used.add(Path(path).resolve())
+            used.add(place)

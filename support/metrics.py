@@ -21,31 +21,29 @@ import numpy as np
 def score_summary(finals):
     """The numbers that sum up final emotions everywhere: mean, standard error (None of a single
     one, whose spread is unknown), success (100) and failure (below 10) in percent, n."""
-    emotions = np.array(finals, dtype=float)
-    n = len(emotions)
+    emotions, n = np.array(finals, dtype=float), len(finals)
     return {
-        "score": float(emotions.mean()),
-        "stderr": float(emotions.std(ddof=1) / n**0.5) if n > 1 else None,
-        "success": 100 * float((emotions >= 100).mean()),
-        "failure": 100 * float((emotions < 10).mean()),
+        "score": emotions.mean(),
+        "stderr": emotions.std(ddof=1) / n**0.5 if n > 1 else None,
+        "success": 100 * (emotions >= 100).mean(),
+        "failure": 100 * (emotions < 10).mean(),
         "n": n,
     }
 
 
-def scores_by(name, rows, finals):
+def scores_by(name, rows):
     """The scores of each part of `rows`: {value of the column `name`: score_summary}."""
     parts = {}
-    for row, final in zip(rows, finals):
-        parts.setdefault(row[name], []).append(final)
+    for row in rows:
+        parts.setdefault(row[name], []).append(row["final"])
     return {value: score_summary(part) for value, part in sorted(parts.items())}
 
 
 def summarise(episodes):
     """`score_summary`, and malformed in percent: these score 0, so they are failures too."""
-    malformed = sum(e.ended == "malformed" for e in episodes)
     return {
         **score_summary([e.emotion for e in episodes]),
-        "malformed": 100 * malformed / len(episodes),
+        "malformed": 100 * sum(e.ended == "malformed" for e in episodes) / len(episodes),
     }
 
 
@@ -54,17 +52,15 @@ def batch_metrics(episodes, think, algo):
     what they do not have}."""
     summary = summarise(episodes)
     turns = [turn for e in episodes for turn in e.turns]
-    stray_thoughts = 0  # thoughts that were taken out of replies in direct mode
-    if not think:
-        stray_thoughts = sum(bool(turn.thought) for turn in turns)
     return {
-        "reward": float(np.mean([e.reward for e in episodes])),
+        "reward": np.mean([e.reward for e in episodes]),
         "emotion": summary["score"],
-        "emotion_std": float(np.std([e.emotion for e in episodes])),
+        "emotion_std": np.std([e.emotion for e in episodes]),
         **{key: summary[key] for key in ("success", "failure", "malformed")},
         "episodes": len(episodes),
         "turns": len(turns) / len(episodes),
-        "stray_thoughts": stray_thoughts,
+        # thoughts that were taken out of replies in direct mode
+        "stray_thoughts": 0 if think else sum(bool(turn.thought) for turn in turns),
         **zero_std_shares(episodes, algo),
         **signs([e.delivered_replies for e in episodes]),
     }
@@ -81,8 +77,9 @@ def zero_std_shares(episodes, algo):
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)
     zero_std = [min(rewards) for rewards in rewards_of.values() if len(rewards) == 1]
-    lost, n = sum(reward < 0.2 for reward in zero_std), len(rewards_of)
-    return {"zero_std_groups": len(zero_std) / n, "lost_groups": lost / n}
+    lost = [reward for reward in zero_std if reward < 0.2]
+    n = len(rewards_of)
+    return {"zero_std_groups": len(zero_std) / n, "lost_groups": len(lost) / n}
 
 
 # ------------------------------------------------------------------- signs, counted in the words
@@ -130,7 +127,8 @@ def signs(dialogues):
     reward_talk     replies that name their own reward
     """
     texts = [reply for dialogue in dialogues for reply in dialogue]
-    if not texts:
+    n = len(texts)
+    if not n:
         return {}
     repeating = 0  # replies that repeat a sentence
     replies = []  # each as a tuple of its words
@@ -145,10 +143,10 @@ def signs(dialogues):
             repeating += bool(long_sentences & earlier_sentences)
             earlier_sentences |= long_sentences
     return {
-        "repeat_within": repeating / len(texts),
-        "repeat_across": sum(users_told[reply] > 1 for reply in replies) / len(texts),
-        "reply_words": sum(map(len, replies)) / len(texts),
-        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / len(texts),
+        "repeat_within": repeating / n,
+        "repeat_across": sum(users_told[reply] > 1 for reply in replies) / n,
+        "reply_words": sum(map(len, replies)) / n,
+        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / n,
         "distinct_2": distinct_pairs(replies),
     }
 
@@ -157,12 +155,12 @@ def signs_in_words(counted):
     """What `signs` counted, as a sentence for the terminal; "" if there were no replies."""
     if not counted:
         return ""
-    percent = {key: f"{100 * value:.0f} %" for key, value in counted.items()}
     return (
-        f"Signs of reward hacking: of all replies {percent['repeat_within']} repeat a sentence to "
-        f"the same user, {percent['repeat_across']} are told in several dialogues word for word, "
-        f"{percent['reward_talk']} talk about their own reward; {counted['reply_words']:.1f} words "
-        f"a reply; {percent['distinct_2']} of the word pairs are different ones"
+        f"Signs of reward hacking: of all replies {100 * counted['repeat_within']:.0f} % repeat a "
+        f"sentence to the same user, {100 * counted['repeat_across']:.0f} % are told in several "
+        f"dialogues word for word, {100 * counted['reward_talk']:.0f} % talk about their own "
+        f"reward; {counted['reply_words']:.1f} words a reply; {100 * counted['distinct_2']:.0f} % "
+        "of the word pairs are different ones"
     )
 
 
@@ -172,9 +170,8 @@ def words_of(text):
 
 
 def sentences_of(text):
-    """Sentences as tuples of words, so that capitals and commas make no new one."""
-    sentences = [tuple(words_of(part)) for part in SENTENCE_END.split(text)]
-    return [words for words in sentences if words]
+    """Sentences as tuples of words, so that capitals and commas make no new one. Some are empty."""
+    return [tuple(words_of(part)) for part in SENTENCE_END.split(text)]
 
 
 def distinct_pairs(replies):
@@ -267,12 +264,12 @@ WARNINGS = (
     ),
     (
         "zero gradient",
-        lambda rows: sum(map(gradient_is_zero, rows)) >= 1,
+        lambda rows: any(map(gradient_is_zero, rows)),
         "the gradient is exactly 0 although rewards differ: the loss does not reach the weights",
     ),
     (
         "foreign tokens",
-        lambda rows: sum(map(foreign_tokens_are_trained, rows)) >= 1,
+        lambda rows: any(map(foreign_tokens_are_trained, rows)),
         "more tokens are trained than were sampled: words of the user are in the loss",
     ),
     (

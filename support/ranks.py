@@ -44,8 +44,7 @@ def join_ranks(cuda):
     if ranks > 1 and sys.platform == "linux":
         # Die when torchrun dies. Without that the processes outlive a torchrun that is killed, and
         # wait for each other for hours.
-        PR_SET_PDEATHSIG = 1
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
     if cuda:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if dist.is_initialized() or (ranks == 1 and not cuda):
@@ -106,13 +105,13 @@ def broadcast(function, *args):
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:
-            box[0] = function(*args)
+            box = [function(*args)]
         except RunError as error:
             error.on_all_ranks = True
-            box[0] = error
+            box = [error]
     if world_size() > 1:
         dist.broadcast_object_list(box)
-    result = box[0]
+    [result] = box
     if isinstance(result, RunError):
         raise result
     return result
@@ -198,9 +197,9 @@ def optimizer_state(module, optimizer, keep=True):
     because one copy in memory is enough."""
     state = {}
     for name, p in module.named_parameters():
-        moments = {key: full_tensor(value) for key, value in optimizer.state.get(p, {}).items()}
+        moments = {key: full_tensor(value).cpu() for key, value in optimizer.state[p].items()}
         if keep:
-            state[name] = {key: value.cpu() for key, value in moments.items()}
+            state[name] = moments
     return state
 
 

@@ -126,7 +126,8 @@ def draw_curves(out, rows, evaluations):
 
 def dialogues_of_run(out, people, last_step):
     """{"before": dialogues with held-out users before training, "after": those of the last
-    evaluation}, each with what the page tells of its user, one of `people`."""
+    evaluation}, each with its final emotion and with what the page tells of its user, one of
+    `people`."""
     profiles = {profile.id: profile for profile in people}
     sides = {step: [] for step in (0, last_step)}
     # most lines are dialogues of training: `containing` skips them unread
@@ -134,8 +135,9 @@ def dialogues_of_run(out, people, last_step):
         if row and row["split"] == "heldout" and row["step"] in sides:
             profile = profiles[row["profile_id"]]
             intention, kind = need_of(profile.task, profile.need)
-            user = {"intention": intention, "kind": kind, "player": profile.player}
-            sides[row["step"]].append({**row, **user})
+            row |= {"intention": intention, "kind": kind, "player": profile.player}
+            row["final"] = 100 * row["reward"]
+            sides[row["step"]].append(row)
     return dict(zip(("before", "after"), sides.values()))
 
 
@@ -145,12 +147,12 @@ def dialogues_of_run(out, people, last_step):
 def newest_state(out):
     """The state of a run: its summary.json or, if that is not there yet, the state.json of its
     newest checkpoint. Raises BadInput if there is neither."""
-    states = [path / "state.json" for path in checkpoints(out)[-1:]]
-    for path in [out / "summary.json", *states]:
-        state = read_json(path)
-        if state:
-            return state
-    raise BadInput(f"{out}: this run has not come to its first checkpoint")
+    state = read_json(out / "summary.json")
+    for checkpoint in checkpoints(out)[-1:]:
+        state = state or read_json(checkpoint / "state.json")
+    if not state:
+        raise BadInput(f"{out}: this run has not come to its first checkpoint")
+    return state
 
 
 def write_page(out, people):
@@ -163,13 +165,14 @@ def write_page(out, people):
     rows = metrics_of(out)
     panels, svg = draw_curves(out, rows, evaluations)
     sides = dialogues_of_run(out, people, evaluations[-1]["step"])
-    users, tables = {}, {"kind": [], "intention": []}
+    tables = {
+        part: [scores_by(part, dialogues) for dialogues in sides.values()]
+        for part in ("kind", "intention")
+    }
+    users = {}
     for side, dialogues in sides.items():
         for dialogue in dialogues:
             users.setdefault(dialogue["profile_id"], {})[side] = dialogue
-        scores = [100 * dialogue["reward"] for dialogue in dialogues]
-        for part, of_sides in tables.items():
-            of_sides.append(scores_by(part, dialogues, scores))
     html = Template(TEMPLATE.read_text("utf-8"), autoescape=True, trim_blocks=True).render(
         title=out.name,
         settings=config,

@@ -9,7 +9,7 @@ rlver.py, evaluate.py, the reports and the tools read files through this one.
 from support.errors import BadInput
 from support.files import read_jsonl
 from support.metrics import score_summary, scores_by, signs, signs_in_words
-from support.settings import fold, scripted_notice
+from support.settings import print_folded, scripted_notice
 from support.stats import sign_flips, spearman
 
 import re
@@ -65,8 +65,11 @@ def parse_result(raw, simulator):
         raw             the object itself
 
     Raises LookupError, TypeError, AttributeError or ValueError if it is no result."""
-    by_sage = {"start": INITIAL_EMOTION["benchmark"], "max_turns": BENCHMARK_TURNS}
-    made_by = raw.get("rlver") or {"simulator": simulator, **by_sage}
+    made_by = raw.get("rlver") or {
+        "simulator": simulator,
+        "start": INITIAL_EMOTION["benchmark"],
+        "max_turns": BENCHMARK_TURNS,
+    }
     final, history, task = raw["emo_point"], raw["history"], raw["task"]
     turns = turns_of(history, made_by["start"])
     for value in [final, *emotions_of(turns)]:
@@ -106,8 +109,13 @@ def turns_of(history, start):
     for message, follower in zip(history, followers):
         if message["role"] != "assistant":
             continue
-        turn = {"reply": message["content"], "user": follower.get("content")}
-        turn |= {"thought": None, "analysis": follower.get("planning"), "change": None}
+        turn = {
+            "reply": message["content"],
+            "user": follower.get("content"),
+            "thought": None,
+            "analysis": follower.get("planning"),
+            "change": None,
+        }
         turn |= message.get("rlver") or {"emotion": follower.get("emotion-point")}
         if turn["emotion"] is not None:
             if turn["change"] is None:
@@ -155,12 +163,11 @@ POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context
 def differences(made_by, settings):
     """How the settings `made_by` of a result differ from other `settings`, in words; "" if they do
     not."""
-    found = []
-    for key in {**settings, **made_by}:
-        there, here = made_by.get(key), settings.get(key)
-        if key not in NOT_COMPARED and there != here:
-            found.append(f"{key} {there} there, {here} here")
-    return ", ".join(found)
+    return ", ".join(
+        f"{key} {made_by.get(key)} there, {settings.get(key)} here"
+        for key in {**settings, **made_by}
+        if key not in NOT_COMPARED and made_by.get(key) != settings.get(key)
+    )
 
 
 def refuse_mixed(rows, where):
@@ -187,8 +194,7 @@ def describe(made_by):
     # The policy that a run started from is called by a directory that is soon deleted.
     start = re.fullmatch("(.*)/checkpoint-0{6}", made_by["policy"])
     policy = f"the starting policy of {start[1]}" if start else f"policy {made_by['policy']}"
-    settings = in_words(made_by, POLICY_SETTINGS)
-    return f"{policy} ({settings}) with user {made_by['simulator']}"
+    return f"{policy} ({in_words(made_by, POLICY_SETTINGS)}) with user {made_by['simulator']}"
 
 
 def what_scores_are(made_by):
@@ -218,10 +224,8 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
     if not anyway:
         refuse_mixed(rows, path)
     made_by = rows[0]["made_by"]
-    finals = [row["final"] for row in rows]
     turns = [turn for row in rows for turn in row["turns"]]
     changes = [turn["change"] for turn in turns if turn["change"] is not None]
-    malformed = sum(row["ended"] == "malformed" for row in rows)
     return {
         "file": str(path),
         "by_whom": describe(made_by),
@@ -229,12 +233,12 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
         "simulator": made_by["simulator"],
         "scale": what_scores_are(made_by),
         "rule": rows[0]["rule"],
-        **score_summary(finals),
-        "malformed": 100 * malformed / len(rows),
+        **score_summary([row["final"] for row in rows]),
+        "malformed": 100 * sum(row["ended"] == "malformed" for row in rows) / len(rows),
         "cut": 100 * sum(row["made_by"].get("cut", 0) for row in rows) / max(1, len(turns)),
         "turns": len(turns) / len(rows),
         "positive": 100 * np.mean(np.array(changes) > 0) if changes else None,
-        "by": {name: scores_by(name, rows, finals) for name in parts_of(rows)},
+        "by": {name: scores_by(name, rows) for name in parts_of(rows)},
         "signs": signs([[turn["reply"] for turn in row["turns"]] for row in rows]),
         "lost": lost,
     }
@@ -270,16 +274,17 @@ def print_score(result):
         for value, numbers in values.items():
             table[f"{part}: {value}"] = numbers
     print_table(table)
-    malformed = f"{result['malformed']:.1f} % malformed"
-    cut = f"{result['cut']:.1f} % of the replies cut by --max-tokens or empty"
-    print(f"{result['turns']:.1f} replies a dialogue; {malformed}; {cut}")
+    print(
+        f"{result['turns']:.1f} replies a dialogue; {result['malformed']:.1f} % malformed; "
+        f"{result['cut']:.1f} % of the replies cut by --max-tokens or empty"
+    )
     if result["positive"] is not None:
         print(f"{result['positive']:.1f} % of the replies lift the emotion")
-    print(fold(signs_in_words(result["signs"])))
-    print(fold(f"score: {result['scale']}"))
+    print_folded(signs_in_words(result["signs"]))
+    print_folded(f"score: {result['scale']}")
     if result["rule"] == "sage":
         print("rule 'sage': as SAGE, the last of a full number of replies is not scored")
-    print(fold(f"by: {result['by_whom']}"))
+    print_folded(f"by: {result['by_whom']}")
 
 
 def print_table(table):
@@ -289,8 +294,7 @@ def print_table(table):
     for name, numbers in table.items():
         lost = numbers.get("lost")
         asked = f" of {numbers['n'] + lost}" if lost else ""
-        stderr = numbers["stderr"]
-        shown = "-" if stderr is None else f"{stderr:.1f}"
+        shown = "-" if numbers["stderr"] is None else f"{numbers['stderr']:.1f}"
         print(
             f"{name:<26}{numbers['score']:>8.1f}{shown:>8}{numbers['success']:>8.1f}%"
             f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{asked}"
@@ -307,7 +311,7 @@ def print_ranks(results):
         return
     rho = spearman(*[[scores[who, policy] for policy in policies] for who in simulators])
     who = f"{len(policies)} policies, {' and '.join(simulators)}"
-    print(fold(f"\nranks of {who}: rho = {rho:.2f}"))
+    print_folded(f"\nranks of {who}: rho = {rho:.2f}")
 
 
 # -------------------------------------------------------------------------------------- comparisons
@@ -324,13 +328,14 @@ def compare(path_before, path_after, rule=None, ids=None, draws=10_000):
     finals = [{row["id"]: row["final"] for row in rows} for rows in files]
     common = finals[0].keys() & finals[1].keys()
     ids = sorted(common if ids is None else common & ids)
-    if len(ids) < 2:
+    n = len(ids)
+    if n < 2:
         raise BadInput("--compare: the files have fewer than two users in common")
     before, after = (np.array([final[user_id] for user_id in ids]) for final in finals)
     differences = after - before
     mean = differences.mean()
     rng = np.random.default_rng(0)
-    samples = rng.integers(len(ids), size=(draws, len(ids)))  # indices of users
+    samples = rng.integers(n, size=(draws, n))  # indices of users
     low, high = np.percentile(differences[samples].mean(1), [2.5, 97.5]).tolist()
     made_before, made_after = (rows[0]["made_by"] for rows in files)
     return {
@@ -344,8 +349,8 @@ def compare(path_before, path_after, rule=None, ids=None, draws=10_000):
         "difference": mean,
         "interval": [low, high],
         "p": sign_flips(differences, rng, draws),
-        "n": len(ids),
-        "sentence": verdict(mean, low, high, len(ids)),
+        "n": n,
+        "sentence": verdict(mean, low, high, n),
     }
 
 
@@ -361,17 +366,15 @@ def verdict(difference, low, high, n):
 def print_comparison(result):
     """Print a comparison. result: of `compare`."""
     low, high = result["interval"]
-    print(
-        fold(
-            f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "
-            f"{result['difference']:+.1f} (95 % interval {low:+.1f} to {high:+.1f}, p = "
-            f"{result['p']:.4f}, n = {result['n']}): {result['sentence']}."
-        )
+    print_folded(
+        f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "
+        f"{result['difference']:+.1f} (95 % interval {low:+.1f} to {high:+.1f}, p = "
+        f"{result['p']:.4f}, n = {result['n']}): {result['sentence']}."
     )
     print("One training run each; other seeds vary, which the interval does not show.")
-    print(fold(f"score: {result['scale']}"))
-    print(fold(f"before: {result['a_by']}"))
-    print(fold(f"after: {result['b_by']}"))
+    print_folded(f"score: {result['scale']}")
+    print_folded(f"before: {result['a_by']}")
+    print_folded(f"after: {result['b_by']}")
 
 
 # ---------------------------------------------------------------------------------- logs of a run

@@ -17,11 +17,17 @@ from support.files import append_line, lock, read_json, size_of, write_json
 from support.metrics import Clock, warnings_of
 from support.results import metrics_of, print_table
 from support.servers import CallLog
-from support.settings import SCRIPTED, fold, resolve_settings, resumed_settings, scripted_notice
+from support.settings import (
+    SCRIPTED,
+    fold,
+    print_folded,
+    resolve_settings,
+    resumed_settings,
+    scripted_notice,
+)
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import shlex
 import shutil
@@ -48,9 +54,9 @@ def open_run(given):
         finished = read_json(out / "summary.json").get("steps") == settings.steps
         return settings, out, finished
     settings = resolve_settings(given)
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
-    out = Path(given["out"] or f"runs/{name}")
-    if out.is_file() or (out.exists() and any(out.iterdir())):
+    usual = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
+    out = Path(given["out"] or usual)
+    if out.is_file() or any(out.glob("*")):
         raise BadInput(
             f"--out {out}: is there already; choose another, or continue that run with "
             f"--resume {out}"
@@ -80,6 +86,7 @@ class RunDir:
     runner        the asyncio.Runner in which all dialogues are held
     clock, calls  the seconds in which only the user's model is at work; the log of its calls
     heldout       the profiles of the held-out users, from `begin` on
+    began         when the run would have begun, had it never been stopped, from `begin` on
     start_file    holds a few dialogues of the starting policy, to measure the KL from it
     """
 
@@ -107,18 +114,17 @@ class RunDir:
         whole."""
         if self.first and self.path.exists():  # two runs would undo each other's files
             self.held_lock = lock(self.path)
-        newest = checkpoints(self.path)[-1:] or [None]
-        if len(set(all_gather_list(newest))) > 1:
+        [newest] = checkpoints(self.path)[-1:] or [None]
+        if len(set(all_gather_list([newest]))) > 1:
             raise BadInput(
                 f"--resume {self.path}: the newest checkpoint is not on every node; each needs this "
                 "directory, shared or as a copy"
             )
-        if newest[0]:
-            state_of(newest[0])
-        if self.calls.path:  # nothing is paid for twice, whichever rank asked it
-            for path in self.path.glob("calls*.jsonl"):
-                self.calls.read(path)
-        return newest[0]
+        if newest:
+            state_of(newest)
+        for path in self.path.glob("calls*.jsonl"):
+            self.calls.read(path)  # nothing is paid for twice, whichever rank asked it
+        return newest
 
     def begin(self, checkpoint, heldout):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
@@ -139,7 +145,7 @@ class RunDir:
                 f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "
                 "--steps is the total"
             )
-        self.seconds_before, self.heldout = state["seconds"]["total"], heldout
+        self.began, self.heldout = STARTED - state["seconds"]["total"], heldout
         self.path.mkdir(parents=True, exist_ok=True)  # a node may have a disk of its own
         if self.first:
             if self.held_lock is None:  # a new run; another may have begun here since `enter`
@@ -148,7 +154,7 @@ class RunDir:
                 path = self.path / name
                 if size_of(path) > size:  # to cut to more would fill it up with zeros
                     os.truncate(path, size)
-            write_json(self.path / "config.json", dataclasses.asdict(self.cfg))
+            write_json(self.path / "config.json", vars(self.cfg))
             (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
             # from it an evaluation knows whom the run was not trained on
             write_json(self.path / "heldout.json", {"ids": [profile.id for profile in heldout]})
@@ -158,7 +164,7 @@ class RunDir:
         """Write summary.json, by which a run is known to be over."""
         if not self.first:
             return
-        state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
+        state["seconds"]["total"] = time.perf_counter() - self.began
         evaluations = state["evaluations"]
         summary = {
             "before": evaluations[0],
@@ -175,7 +181,6 @@ class RunDir:
         would print ten lines about each of them."""
         if self.held_lock is not None:
             os.close(self.held_lock)
-            self.held_lock = None
         self.runner.get_loop().set_exception_handler(lambda loop, context: None)
         with contextlib.suppress(KeyboardInterrupt):  # a cancelled dialogue raises it once more
             self.runner.close()
@@ -217,8 +222,8 @@ class RunDir:
                 "--think"
             )
         if 0 < step < self.cfg.steps:
-            scale = scale_of_run(vars(self.cfg))
-            self.tell(f"step {step}: held-out score {scores['score']:.1f} ({scale})")
+            score = f"held-out score {scores['score']:.1f} ({scale_of_run(vars(self.cfg))})"
+            self.tell(f"step {step}: {score}")
 
     def log_dropped(self, kind, step, rows):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
@@ -226,9 +231,11 @@ class RunDir:
         read, "tokens_dropped": that were sampled for them}."""
         for row in rows:
             self.append("dropped.jsonl", {"step": step, "kind": kind, **row})
-        unreadable = sum(row["unreadable"] for row in rows)
-        tokens = sum(row["tokens"] for row in rows)
-        return {"dropped": len(rows), "unreadable": unreadable, "tokens_dropped": tokens}
+        return {
+            "dropped": len(rows),
+            "unreadable": sum(row["unreadable"] for row in rows),
+            "tokens_dropped": sum(row["tokens"] for row in rows),
+        }
 
     def tell(self, text):
         """Print a line above the progress bar."""
@@ -243,7 +250,7 @@ class RunDir:
 
         state: what state.json will hold; write(directory): a function that writes everything else.
         Raises CannotWrite."""
-        state["seconds"]["total"] = self.seconds_before + time.perf_counter() - STARTED
+        state["seconds"]["total"] = time.perf_counter() - self.began
         name = f"checkpoint-{state['step']:06d}"
         if not self.first or state["step"] < 0 or (self.path / name).exists():
             return
@@ -287,7 +294,7 @@ class RunDir:
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             write(scratch)
-            write_json(scratch / "rlver.json", dataclasses.asdict(self.cfg))
+            write_json(scratch / "rlver.json", vars(self.cfg))
             write_json(scratch / "state.json", state)
             os.rename(scratch, path)
         except Exception as error:
@@ -300,12 +307,12 @@ class RunDir:
 
 # The checkpoint of a step is a directory with its number in six digits, whose state.json names that
 # step. Any other name is not the run's: a copy that somebody made is neither read nor removed.
-CHECKPOINT = "checkpoint-[0-9][0-9][0-9][0-9][0-9][0-9]"
+CHECKPOINT = "checkpoint-[0-9][0-9][0-9][0-9][0-9][0-9]/"  # "/": a file is no checkpoint
 
 
 def checkpoints(out):
     """The checkpoints of a run, the oldest first."""
-    return sorted(path for path in Path(out).glob(CHECKPOINT) if path.is_dir())
+    return sorted(out.glob(CHECKPOINT))
 
 
 def state_of(checkpoint):
@@ -327,7 +334,7 @@ def refuse_other_heldout(out, users):
     """Raise BadInput if the run in `out`, if there is one, held out others than these `users`,
     because its profiles have changed."""
     ids = [profile.id for profile in users]
-    if read_json(Path(out) / "heldout.json").get("ids", ids) != ids:
+    if read_json(out / "heldout.json").get("ids", ids) != ids:
         raise BadInput(
             f"{out}: the profiles have changed since the run began, so other users would be held "
             "out"
@@ -348,14 +355,15 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
     run."""
     begin = f"Step {step} is done, going on: " if step > 0 else ""
     on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
-    for text in (
+    print_folded(
         f"{begin}{cfg.algo.upper()} trains {cfg.model} ({cfg.mode}): {cfg.steps} steps of "
-        f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}.",
+        f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}."
+    )
+    print_folded(
         f"User: {cfg.simulator} ({cfg.difficulty}, {cfg.lang}); {training} users to train on, "
-        f"{held_out} held out. {scripted_notice(cfg.simulator)}",
-        f"All goes to {out}; config.json there has every setting.",
-    ):
-        print(fold(text), flush=True)
+        f"{held_out} held out. {scripted_notice(cfg.simulator)}"
+    )
+    print_folded(f"All goes to {out}; config.json there has every setting.")
 
 
 def progress(metrics, rollout_seconds):
@@ -379,8 +387,8 @@ def dialogue_text(title, episode, hidden_need):
             lines.append(f"    (thinks      {turn.thought})")
         lines.append(f"    policy       {turn.reply}")
         if turn.emotion is not None:
-            answer = turn.user or "(the end)"
-            lines.append(f"    user  [{turn.emotion:3}]  {answer}  ({turn.change:+d})")
+            answer = f"{turn.user or '(the end)'}  ({turn.change:+d})"
+            lines.append(f"    user  [{turn.emotion:3}]  {answer}")
     lines.append(fold(hidden_need))
     return "\n".join(lines) + "\n"
 
@@ -390,9 +398,11 @@ def print_summary(out):
     config, summary = read_json(out / "config.json"), read_json(out / "summary.json")
     print(f"\nheld-out users, mean final emotion ({scale_of_run(config)}):")
     print_table({name: summary[name] for name in ("before", "after")})
-    malformed = f"{summary['after']['malformed']:.1f} % end with a malformed reply"
-    print(fold(f"success: dialogues that end at 100; failure: below 10; {malformed}."))
-    print(fold(scripted_notice(config["simulator"])))
+    print_folded(
+        "success: dialogues that end at 100; failure: below 10; "
+        f"{summary['after']['malformed']:.1f} % end with a malformed reply."
+    )
+    print_folded(scripted_notice(config["simulator"]))
     for part, seconds in summary["seconds"].items():
         print(f"{part:10} {seconds:7.0f} s")
     for warning in summary["warnings"]:

@@ -13,13 +13,7 @@ by it and asks again. What goes wrong is one of three exceptions (support/errors
 second.
 """
 
-from support.errors import (
-    BadInput,
-    PromptRefused,
-    SimulatorFailed,
-    SimulatorRefused,
-    one_line,
-)
+from support.errors import BadInput, PromptRefused, SimulatorFailed, SimulatorRefused, one_line
 from support.files import append_line, cut_unfinished_line, read_jsonl, without_surrogates
 from support.metrics import Clock
 
@@ -30,7 +24,6 @@ import os
 import re
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,6 +64,7 @@ class Answer(str):
 # ------------------------------------------------------------------------------ a model on a server
 
 
+@dataclass
 class ServerModel:
     """The chat model `name` of the server at `url`, which speaks OpenAI's protocol (vLLM, llama.cpp
     and Ollama do).
@@ -88,39 +82,47 @@ class ServerModel:
         temperature  None where the model has one of its own and refuses any other
         most_tokens  the limit itself: it is higher for a model that thinks"""
 
+    name: str
+    url: str
+    temperature: float = 0.0
+    timeout: float = 60.0  # seconds of one try; CALL_TIMEOUT is the time of all of them
+    template_args: dict = None  # of the chat template; only `likeliest` sends them
+    format: str = FORMATS[0]
+    limit: str = "max_tokens"
+    most_tokens: int = MAX_ANSWER_TOKENS
+    last_failure: str = ""
+    has_answered: bool = False
+
     formats = FORMATS
 
-    def __init__(self, name, url, temperature=0.0, timeout=60.0, template_args=None):
-        """timeout: seconds of one try; CALL_TIMEOUT is the time of all of them. Raises BadInput if
-        the environment or the address allows no client."""
+    def __post_init__(self):
+        """Raises BadInput if the environment or the address allows no client."""
         import openai
 
-        self.name = name
-        self.url = url
-        self.template_args = template_args
-        self.format, self.limit, self.temperature = FORMATS[0], "max_tokens", temperature
-        self.most_tokens = MAX_ANSWER_TOKENS
-        self.last_failure, self.has_answered = "", False
         self.key = read_key()
         try:
             self.client = openai.AsyncOpenAI(
-                base_url=url,
+                base_url=self.url,
                 api_key=self.key,
                 max_retries=1000,  # CALL_TIMEOUT decides
-                timeout=timeout,
+                timeout=self.timeout,
                 http_client=client_that_tells(self.tell_failure),
             )
         except Exception as error:  # of the HTTP library, which has many
             raise BadInput(
-                f"{url}: no connection can be made: {self.quote(error)} (the environment may say "
-                "so in ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, NO_PROXY or SSL_CERT_FILE)"
+                f"{self.url}: no connection can be made: {self.quote(error)} (the environment may "
+                "say so in ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, NO_PROXY or SSL_CERT_FILE)"
             ) from None
 
     async def __call__(self, prompt, schema):
         """The answer to a prompt."""
         messages = [{"role": "user", "content": prompt}]
-        form = form_options(self.format, schema)
-        answer = await self.chat(messages, self.most_tokens, **form)
+        form = {"type": self.format}
+        if self.format == "json_schema":
+            form["json_schema"] = {"name": "answer", "schema": json_schema(schema), "strict": True}
+        # nothing is said of "text", because some servers do not know `response_format` at all
+        options = {} if self.format == "text" else {"response_format": form}
+        answer = await self.chat(messages, self.most_tokens, **options)
         if answer.thinks:
             self.most_tokens = MAX_THINKING_TOKENS
         return answer
@@ -131,8 +133,10 @@ class ServerModel:
         options = {"top_p": 1, "logprobs": True, "top_logprobs": count}
         if self.template_args:
             options["extra_body"] = {"chat_template_kwargs": self.template_args}
-        asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        answers = await asyncio.gather(*(self.chat(messages, 1, **options) for messages in asked))
+        calls = [
+            self.chat([{"role": "user", "content": prompt}], 1, **options) for prompt in prompts
+        ]
+        answers = await asyncio.gather(*calls)
         if not all(answer.likeliest for answer in answers):
             raise SimulatorRefused(
                 f"{self.url}: {self.name} does not tell log-probs (top_logprobs)"
@@ -233,7 +237,7 @@ def read_response(text):
         body = json.loads(text)
     except (ValueError, RecursionError):
         return 200, None
-    choice = at(at(body, "choices"), 0)
+    choice = at(body, "choices", 0)
     message = at(choice, "message")
     content = at(message, "content")
     answer = Answer(texts_in(content))
@@ -250,8 +254,8 @@ def read_response(text):
     if not isinstance(message, dict) or not isinstance(content, str | list | None):
         return 200, None
     answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
-    answer.tokens = at(at(body, "usage"), "completion_tokens")
-    told = at(at(at(at(choice, "logprobs"), "content"), 0), "top_logprobs")
+    answer.tokens = at(body, "usage", "completion_tokens")
+    told = at(choice, "logprobs", "content", 0, "top_logprobs")
     told = told if isinstance(told, list) else []
     told = [(at(one, "token"), at(one, "logprob")) for one in told]
     answer.likeliest = [(texts_in(text), p) for text, p in told if isinstance(p, int | float)]
@@ -263,10 +267,13 @@ def read_response(text):
     return 200, answer
 
 
-def at(value, key):
-    """What stands under a key, or at a place, in a JSON value; None if nothing does."""
+def at(value, *keys):
+    """What stands in a JSON value under these keys, or at these places, one inside of the other;
+    None if nothing does."""
     try:
-        return value[key]
+        for key in keys:
+            value = value[key]
+        return value
     except (LookupError, TypeError):
         return None
 
@@ -279,17 +286,6 @@ def texts_in(content):
 
 
 # ------------------------------------------------------------------------------- making a request
-
-
-def form_options(form, schema):
-    """What a request says of the form of its answer. form: one of FORMATS; nothing is said of
-    "text", because some servers do not know `response_format` at all."""
-    if form == "json_schema":
-        named = {"name": "answer", "schema": json_schema(schema), "strict": True}
-        return {"response_format": {"type": form, "json_schema": named}}
-    if form == "json_object":
-        return {"response_format": {"type": form}}
-    return {}
 
 
 def json_schema(kind):
@@ -381,7 +377,7 @@ class LocalModel:
         has_ended = sampled[-1] in self.chat.stop_ids
         answer = Answer(self.chat.decode(sampled[:-1] if has_ended else sampled))
         answer.tokens, answer.cut = len(sampled), not has_ended
-        answer.problem = CUT if answer.cut else ""
+        answer.problem = "" if has_ended else CUT
         if answer.thinks:
             self.most_tokens = MAX_THINKING_TOKENS
         return answer
@@ -400,7 +396,7 @@ class Caller:
         self.name = getattr(model, "name", "")
         self.log = log or CallLog()
         self.clock = clock or Clock()
-        self.slots = asyncio.Semaphore(concurrency) if concurrency else nullcontext()
+        self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
 
     async def call(self, prompt, schema, key):
         """One call to the model, which is logged. Returns the text. Where answers are kept, equal
@@ -435,7 +431,7 @@ class CallLog:
     answers of this run and of earlier logs, which `Simulator.ask` searches before it asks the
     model. Of two answers under one key the first counts. Without a file nothing is kept."""
 
-    path: Path | None = None  # the file to append to
+    path: Path = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
     calls: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
     waiting: list = field(default_factory=list)  # rows, until the directory of a run is made
@@ -452,7 +448,8 @@ class CallLog:
         """Append one answer."""
         if self.path:
             self.answers[key] = text
-            row = {"key": key, "answer": text, "seconds": round(seconds, 4)}
-            self.waiting.append(row | {"tokens": getattr(text, "tokens", None)})
+            tokens = getattr(text, "tokens", None)
+            row = {"key": key, "answer": text, "seconds": round(seconds, 4), "tokens": tokens}
+            self.waiting.append(row)
             while self.waiting and self.path.parent.exists():
                 append_line(self.path, self.waiting.pop(0))

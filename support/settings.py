@@ -6,7 +6,7 @@ flag. Where the toy and a real model want different defaults, `TOY` and `REAL` h
 here imports torch (but to see whether there is a GPU) or a script.
 """
 
-from support.errors import BadInput, RunError
+from support.errors import BadInput, explain
 
 import argparse
 import contextlib
@@ -31,6 +31,11 @@ def fold(text, width=WIDTH):
     return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
 
 
+def print_folded(text):
+    """Print a paragraph, at once."""
+    print(fold(text), flush=True)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaint is one line, not the whole usage. From then on a character
     that the terminal lacks is shown as "?"."""
@@ -51,12 +56,10 @@ class Parser(argparse.ArgumentParser):
         args = self.parse_intermixed_args(argv)
         try:
             return work(args)
-        except (RunError, OSError) as error:
-            print(f"{self.prog}: {error}", file=sys.stderr)
-            return getattr(error, "exit_code", 2)
-        except KeyboardInterrupt:
-            print("\nstopped", file=sys.stderr)
-            return 130
+        except (Exception, KeyboardInterrupt) as error:
+            code, message = explain(error, program=self.prog)
+            print(message, file=sys.stderr)
+            return code
 
 
 def read_checked(read, test, what, text):
@@ -161,11 +164,14 @@ REAL = {
 def flag(default, text, read=None, **options):
     """A setting with a flag.
 
-    default: None if the presets have it, or if "not given" is one. text: its help. read: makes a
-    value of the flag's text and checks its bounds. options: more of argparse's."""
+    default: None if "not given" is one. text: its help. read: makes a value of the flag's text and
+    checks its bounds. options: more of argparse's."""
     if read:
         options = {"type": read, "metavar": "N", **options}
-    return field(default=default, metadata={"text": text, "options": options})
+    return field(default=default, metadata={"help": text, **options})
+
+
+preset = partial(flag, None)  # a setting whose default is in TOY and REAL
 
 
 @dataclass
@@ -222,19 +228,17 @@ class Settings:
     lang: str = flag("en", "language of all prompts", choices=["en", "zh"])
 
     # ---- the run
-    steps: int = flag(None, "training steps; 0: only evaluate", natural)
+    steps: int = preset("training steps; 0: only evaluate", natural)
     seed: int = flag(0, "seed of all random numbers", natural)
-    save_every: int = flag(None, "steps from one checkpoint to the next", positive)
+    save_every: int = preset("steps from one checkpoint to the next", positive)
 
     # ---- rollout
-    batch_size: int = flag(None, "dialogues in a training step", positive)
-    group_size: int = flag(
-        None,
-        "dialogues in a group: with the same user and the same first line",
-        positive,
+    batch_size: int = preset("dialogues in a training step", positive)
+    group_size: int = preset(
+        "dialogues in a group: with the same user and the same first line", positive
     )
     max_turns: int = flag(8, "replies in a dialogue, at most", positive)
-    max_tokens: int = flag(None, "tokens of a reply with its thought, at most", positive)
+    max_tokens: int = preset("tokens of a reply with its thought, at most", positive)
     temperature: float = flag(
         1.0, "sampling temperature; log-probs are taken at it, too", above_zero
     )
@@ -254,9 +258,7 @@ class Settings:
         positive,
     )
     simulator_timeout: float = flag(
-        60.0,
-        "seconds until a call is tried again; after 300 in all it is given up",
-        above_zero,
+        60.0, "seconds until a call is tried again; after 300 in all it is given up", above_zero
     )
     simulator_temperature: float = flag(
         0.0, "sampling temperature of the user's model", not_negative
@@ -283,12 +285,10 @@ class Settings:
     lora_alpha: float = flag(
         32.0, "the adapters' output is scaled by alpha / rank; only with --lora-rank", above_zero
     )
-    lr: float = flag(None, "learning rate of the policy", above_zero)
-    critic_lr: float = flag(None, "learning rate of the critic (PPO)", above_zero)
-    warmup: int = flag(None, "steps in which the learning rates rise from 0", natural)
-    minibatches: int = flag(
-        None, "optimizer steps on each batch; with 1 clipping never acts", positive
-    )
+    lr: float = preset("learning rate of the policy", above_zero)
+    critic_lr: float = preset("learning rate of the critic (PPO)", above_zero)
+    warmup: int = preset("steps in which the learning rates rise from 0", natural)
+    minibatches: int = preset("optimizer steps on each batch; with 1 clipping never acts", positive)
     gamma: float = flag(
         1.0, "discount of the reward per token of the policy; only with --algo ppo", fraction
     )
@@ -311,15 +311,13 @@ class Settings:
         choices=["k1", "k2", "k3", "k3-ratio"],
     )
     entropy_coef: float = flag(0.001, "weight of the entropy bonus", not_negative)
-    tokens_per_gpu: int = flag(
-        None,
-        "tokens of a micro-batch with its padding; changes the memory, not the result",
-        positive,
+    tokens_per_gpu: int = preset(
+        "tokens of a micro-batch with its padding; changes the memory, not the result", positive
     )
 
     # ---- evaluation on held-out users
-    eval_size: int = flag(
-        None, "held-out users in an evaluation, one dialogue with each, at most", positive
+    eval_size: int = preset(
+        "held-out users in an evaluation, one dialogue with each, at most", positive
     )
     eval_every: int = flag(0, "steps between evaluations; 0: only before and after", natural)
 
@@ -377,13 +375,14 @@ def make_parser():
         epilog=EPILOG,
     )
     for setting in fields(Settings):
-        name, about, default = setting.name, setting.metadata, setting.default
+        name, default, options = setting.name, setting.default, {**setting.metadata}
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])
         if name in TOY:
             default = re.sub("[{}']", "", f"{TOY[name]} / {REAL[name]}")
-        text = about["text"] if default is None else f"{about['text']} (default: {default})"
-        group.add_argument(flag_name(name), default=None, help=text, **about["options"])
+        if default is not None:
+            options["help"] += f" (default: {default})"
+        group.add_argument(flag_name(name), default=None, **options)
     add = parser.add_argument_group("where the files go").add_argument
     add(
         "--out",
@@ -411,17 +410,19 @@ def resolve_settings(given):
     """Fill in the defaults, and check that the flags fit together.
 
     given: {name: value}, None where a flag was not given. Returns Settings; raises BadInput."""
-    names = {setting.name for setting in fields(Settings)}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    cfg = Settings(**{name: chosen[name] for name in names & set(chosen)})
+    chosen = {  # without the flags that are no settings
+        name: value
+        for name, value in given.items()
+        if value is not None and name not in ("out", "resume")
+    }
+    cfg = Settings(**chosen)
     cases = (cfg.algo, cfg.mode, "lora" if cfg.lora_rank else "full")
     for name, value in (TOY if cfg.toy else REAL).items():
         if isinstance(value, dict):
             value = next(value[case] for case in cases if case in value)
         if name not in chosen:
             setattr(cfg, name, value)
-    if cfg.engine is None:
-        cfg.engine = usual_engine(cfg.toy)
+    cfg.engine = cfg.engine or usual_engine(cfg.toy)
     check(cfg, chosen)
     return cfg
 
@@ -430,7 +431,7 @@ def check(cfg, chosen):
     """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
     has no effect in this run."""
     is_grpo = cfg.algo == "grpo"
-    no_server = not f"{cfg.simulator} {cfg.reader}".count("openai:")
+    no_server = "openai:" not in f"{cfg.simulator} {cfg.reader}"
     has_no_effect = {
         "gamma": is_grpo,
         "lam": is_grpo,
@@ -492,7 +493,7 @@ def resumed_settings(config, given):
 
     Raises BadInput if `config` does not have the fields of this version, and for a flag that would
     change the results. The address of the simulator's server may change, but not its model."""
-    if set(config) != {setting.name for setting in fields(Settings)}:
+    if config.keys() != vars(Settings()).keys():
         raise BadInput(
             f"--resume {given['resume']}: there is no run here (config.json is missing, "
             "unreadable or of another version)"

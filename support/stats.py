@@ -15,7 +15,7 @@ def sign_flips(differences, rng, draws):
     # A mean that is equal but for rounding counts as far: hence the 1e-9.
     far = np.abs(means) >= abs(differences.mean()) - 1e-9
     # The differences as they are were one of the draws: so p is never 0.
-    return float((1 + far.sum()) / (1 + draws))
+    return (1 + far.sum()) / (1 + draws)
 
 
 def pearson(x, y):
@@ -32,7 +32,7 @@ def auc(a, b):
     """The share of pairs of a number of `a` and one of `b` in which the first is larger; a tie
     counts half: 0.5 is chance."""
     differences = np.subtract.outer(a, b)
-    return float(np.mean((differences > 0) + 0.5 * (differences == 0)))
+    return np.mean((differences > 0) + 0.5 * (differences == 0))
 
 
 def ranks(values):
