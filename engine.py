@@ -8,14 +8,22 @@ whole weights, not a shard of them.
 
 An engine knows the trainer only by `load_weights`. It takes token ids and returns token ids, each
 with the log-prob that it was drawn with, and serves whatever dialogues are waiting, as they come.
-It imports nothing from policy.py: cache, positions, mask, attention and sampling are written a
+Neither uses anything of policy.py: cache, positions, mask, attention and sampling are written a
 second time, so that the comparison of all log-probs at every step tests them. (The layers of
-transformers are the same for the torch engine; vLLM has its own.)
+transformers are the same for the torch engine; vLLM has its own. Only LocalReader, at the end, packs
+a row as the trainer does: it samples nothing.)
 """
 
 from support.chat_format import ChatFormat
 from support.errors import BadInput, BadModel, PromptRefused, one_line
-from support.loading import best_device, load_model, load_to_sample, stop_ids
+from support.loading import (
+    best_device,
+    directory_of,
+    load_model,
+    load_to_sample,
+    load_tokenizer,
+    stop_ids,
+)
 from support.metrics import Clock
 from support.servers import LocalModel
 
@@ -27,6 +35,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+from policy import pack, tree_mask
+from rollout import Episode, Segment
 
 # --------------------------------------------------------------------------------- the torch engine
 
@@ -48,7 +59,7 @@ class SlotCache:
         """Say where the next forward pass reads and writes, once for all of its layers. slots: a
         list of R, or a range from 0; columns: in which the new tokens are stored, [R, W]; length:
         the number of columns that the pass reads."""
-        rows = torch.tensor(list(slots), device=columns.device)
+        rows = torch.tensor(slots, device=columns.device)
         self.n_slots, self.length = max(slots) + 1, length
         # [R, 1] and [R, W] broadcast to [R, W]. As a slice stands between them, torch puts these
         # two dimensions in front of the others: [R, W, heads, size].
@@ -99,7 +110,7 @@ class Request:
     result: asyncio.Future  # (ids, log_probs)
     ids: list = field(default_factory=list)  # sampled so far
     log_probs: list = field(default_factory=list)
-    uniform: list = None  # random numbers in [0, 1), one for each token
+    uniform: np.ndarray = None  # random numbers in [0, 1), one for each token
 
 
 class TorchEngine:
@@ -135,9 +146,9 @@ class TorchEngine:
         # by a radian at position 1,000.
         for p in model.parameters():
             p.data = p.data.to(dtype or p.dtype)
-        if model.config._attn_implementation == "sdpa":  # PyTorch's attention
-            AttentionInterface.register("grouped", grouped_attention)
-            self.model.set_attn_implementation("grouped")
+        # in the place of "sdpa", PyTorch's attention, with which `load_model` loads
+        AttentionInterface.register("grouped", grouped_attention)
+        self.model.set_attn_implementation("grouped")
         own = model.generation_config.eos_token_id  # None, an id, or a list of ids
         self.stop_ids = {stop_id, *np.ravel(own).tolist()}
         self.temperature, self.max_slots = temperature, max_slots
@@ -199,9 +210,9 @@ class TorchEngine:
                         self.step()
                 await asyncio.sleep(0)  # dialogues whose reply is ready go on here, and come back
         except Exception as error:  # passed on to every dialogue that waits
+            # None of them is done or cancelled: those were left out above, and nobody else ran since.
             for request in [*self.waiting, *self.running.values()]:
-                if not request.result.done():
-                    request.result.set_exception(error)
+                request.result.set_exception(error)
             self.waiting, self.running = [], {}
 
     def admit(self):
@@ -214,14 +225,14 @@ class TorchEngine:
 
             held = self.ids_in_slot.pop(slot, [])
             # at least one token must be computed, for its logits
-            reused = len(os.path.commonprefix([held, request.prompt[:-1]]))
+            reused = os.path.commonprefix([held, request.prompt[:-1]])
             # put in again, so it is the last of the dict: the slot that was used most recently
-            self.ids_in_slot[slot] = request.prompt[:reused]
-            chunks[slot] = request.prompt[reused:]
+            self.ids_in_slot[slot] = reused
+            chunks[slot] = request.prompt[len(reused) :]
 
             self.key_of_slot[slot] = request.key
             self.running[slot] = request
-            request.uniform = list(request.rng.random(request.max_tokens))
+            request.uniform = request.rng.random(request.max_tokens)
         if chunks:
             self.forward(list(chunks), list(chunks.values()))
 
@@ -255,7 +266,7 @@ class TorchEngine:
             admit    [0, 2]      [[5, 6, 7], [8]]     what follows 7 in slot 0, 8 in slot 2
             step     range(3)    [[4], [], [9]]       what follows 4 and 9; slot 1 is idle
         """
-        device = next(self.model.parameters()).device
+        device = self.model.device
         width = max(map(len, chunks))  # W: shorter chunks are padded
         ids = torch.tensor([chunk + [0] * (width - len(chunk)) for chunk in chunks], device=device)
 
@@ -278,8 +289,7 @@ class TorchEngine:
 
         # Only the last token of each chunk predicts a token that is not yet there.
         active = [i for i, chunk in enumerate(chunks) if chunk]  # R' of the R places in `slots`
-        ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=device)
-        last = hidden[torch.tensor(active, device=device), ends]  # [R', H]
+        last = hidden[active, [len(chunks[i]) - 1 for i in active]]  # [R', H]
         logits = self.model.get_output_embeddings()(last)  # [R', V]
         # at temperature 0, which takes the likeliest token, the log-probs are the model's own
         log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
@@ -289,16 +299,6 @@ class TorchEngine:
         for i, token, log_prob in zip(active, tokens[:, 0].tolist(), drawn_log_probs):
             self.ids_in_slot[slots[i]] += chunks[i]
             self.append_token(slots[i], token, log_prob)
-
-    def check(self, prefix):
-        """Sample a reply of two tokens, for nothing: some architectures do not take this cache, or
-        this mask. Raises BadModel; prefix: what stands before its message."""
-        try:
-            asyncio.run(self.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
-        except Exception as error:  # of whatever transformers makes of the architecture
-            raise BadModel(
-                f"{prefix}cannot be sampled from: {type(error).__name__} {one_line(error)}"
-            ) from None
 
     def draw(self, log_probs, requests):
         """The next token of each of the R requests, from its row of log_probs [R, V]: [R, 1]."""
@@ -321,8 +321,7 @@ class TorchEngine:
         del self.running[slot]
         if request.key is None:  # no later turn will use the slot's row again
             del self.ids_in_slot[slot]
-        if not request.result.cancelled():
-            request.result.set_result((request.ids, request.log_probs))
+        request.result.set_result((request.ids, request.log_probs))
 
 
 # --------------------------------------------------------------------------------------------- vLLM
@@ -460,19 +459,42 @@ class VllmEngine:
             self.asleep = True
 
 
-# --------------------------------------------------------------------------- the user's model, in here
+# -------------------------------------------------------------------- models that nobody trains here
+
+
+def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat):
+    """(engine, ChatFormat, context) over a model that only samples, loaded once and in the type of
+    computing. kind: of engine, "torch" or "vllm"; context: tokens of a dialogue, if not as many as
+    the model allows; of_chat: more arguments of ChatFormat; prefix: what stands before the path in
+    messages. Raises BadModel or BadInput."""
+    if kind == "vllm":
+        from transformers import AutoConfig
+
+        path = directory_of(path)
+        config, tokenizer = AutoConfig.from_pretrained(path), load_tokenizer(path)
+    else:
+        model, tokenizer = load_to_sample(path, prefix)
+        config = model.config
+    context = context or config.get_text_config().max_position_embeddings
+    chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
+    if kind == "vllm":
+        room = dict(context=context, dtype=torch.bfloat16, memory_share=0.9)
+        return VllmEngine(path, chat.stop_id, temperature, **room), chat, context
+    engine = TorchEngine(model, chat.stop_id, temperature, share=True)
+    # A reply of two tokens, for nothing: some architectures do not take this cache, or this mask.
+    try:
+        asyncio.run(engine.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
+    except Exception as error:  # of whatever transformers makes of the architecture
+        why = f"{type(error).__name__} {one_line(error)}"
+        raise BadModel(f"{prefix}{path}: cannot be sampled from: {why}") from None
+    return engine, chat, context
 
 
 def load_local(path, temperature, flag="--simulator"):
     """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel. Raises
     BadInput. flag: the one that named it, for messages."""
-    prefix = f"{flag} local:"
-    model, tokenizer = load_to_sample(path, prefix)
-    chat = ChatFormat(tokenizer, stop_ids=stop_ids(path))
-    engine = TorchEngine(model, chat.stop_id, temperature, share=True)
-    engine.check(f"{prefix}{path}: ")
-    rng = np.random.default_rng(0)
-    return LocalModel(path, engine, chat, engine.last_position + 1, rng, temperature)
+    loaded = load_engine(path, temperature, f"{flag} local:")
+    return LocalModel(path, *loaded, np.random.default_rng(0), temperature)
 
 
 class LocalReader:
@@ -497,8 +519,8 @@ class LocalReader:
         # in fp32: in bf16 logits of 20, and so log-odds, would be rounded to eighths
         self.head = copy.deepcopy(self.model.get_output_embeddings()).float()
         self.context = self.model.config.get_text_config().max_position_embeddings
-        ids = [self.chat.text(word) for word in words]
-        if any(len(word) != 1 for word in ids) or len({word[0] for word in ids}) < len(words):
+        tokens = {ids[0] for ids in map(self.chat.text, words) if len(ids) == 1}
+        if len(tokens) < len(words):
             raise BadModel(f"--reader local:{path}: {' and '.join(words)} must be a token each")
         try:  # some architectures do not take this mask
             self.forward(["Is it?", "Is it not?"], 1)
@@ -513,7 +535,6 @@ class LocalReader:
     @torch.inference_mode()
     def forward(self, prompts, count):
         """`likeliest` itself."""
-        device = next(self.model.parameters()).device
         rows = [self.chat.first_prompt(prompt) + self.chat.opening for prompt in prompts]
         longest = max(map(len, rows))
         if longest > self.context:
@@ -522,19 +543,16 @@ class LocalReader:
                 f"{self.context}"
             )
         trunk = os.path.commonprefix(rows)
-        branches = [row[len(trunk) :] for row in rows]
-        ids = trunk + [token for branch in branches for token in branch]
-        owner = torch.tensor([0] * len(trunk) + [k for k, b in enumerate(branches, 1) for _ in b])
-        positions = [*range(len(trunk)), *(len(trunk) + i for b in branches for i in range(len(b)))]
-        ends = torch.tensor([len(b) for b in branches]).cumsum(0) + len(trunk) - 1
-        seen = (owner == 0) | (owner == owner[:, None])
-        visible = seen & torch.ones_like(seen).tril()
+        branches = [Segment(row[len(trunk) :], k) for k, row in enumerate(rows, 1)]
+        segments = [Segment(trunk), *branches]
+        batch = pack([Episode("", 0, "", segments=segments)]).to(self.model.device)
+        ends = np.cumsum([len(segment.ids) for segment in segments]) - 1
         hidden = self.model.base_model(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
-            attention_mask=visible[None, None].to(device),
+            input_ids=batch.ids,
+            position_ids=batch.positions,
+            attention_mask=tree_mask(batch.branch),
             use_cache=False,
-        ).last_hidden_state[0, ends.to(device)]
+        ).last_hidden_state[0, ends[1:]]
         best = F.log_softmax(self.head(hidden.float()), dim=-1).topk(count)
         return [
             [(self.chat.decode([token]), value) for token, value in zip(tokens, values)]

@@ -149,15 +149,11 @@ class LoadedPolicy:
 
 def load_policy(name, args):
     """The LoadedPolicy that `name` stands for: a run, a checkpoint, a model directory, a model of
-    the hub, toy, or openai:MODEL@URL. args: the flags of `add_policy_flags`. What is about the
+    the hub, toy, or openai:MODEL@URL. args: the flags of `add_flags_of_talk`. What is about the
     policy is read from its run, where there is one; a flag only fills in what no run says, but for
     --max-tokens, which decides. Raises BadInput or BadModel."""
     kind, model_name, url = split_name(name)
     label, weights, run_settings, home = find_weights(name, args.step)
-    if kind == "openai":
-        label = f"openai:{model_name}"
-        if args.context or args.template_args:
-            raise BadInput(f"--context, --template-args: {label} has its own; leave them out")
     is_toy = run_settings.get("model", weights) == "toy"
     if args.think and not run_settings.get("think", True):
         raise BadInput(f"--think: {label} was trained to reply without thinking")
@@ -174,6 +170,9 @@ def load_policy(name, args):
         weights = world.base_policy(settings["think"])
         label = label if run_settings else f"toy, {world.mode_of(settings['think'])}"
     if kind == "openai":
+        label = f"openai:{model_name}"
+        if args.context or args.template_args:
+            raise BadInput(f"--context, --template-args: {label} has its own; leave them out")
         server = ServerModel(model_name, url, settings["temperature"])
         make_agent = partial(ServerAgent, server, settings)
     else:
@@ -199,10 +198,10 @@ def find_weights(name, step):
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     run_settings = files.read_json(directory / "rlver.json")
-    if run_settings or (directory / "state.json").is_file():  # a checkpoint, or a copy of one
-        if not run_settings:
-            raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
+    if run_settings:  # a checkpoint, or a copy of one
         return name, directory, run_settings, directory.parent
+    if (directory / "state.json").is_file():
+        raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
     return name, name, {}, None
 
 
@@ -219,44 +218,29 @@ def checkpoint_of_run(directory, step):
 
 
 def agents_in_process(weights, settings, is_toy):
-    """A function seed -> Agent over weights that are loaded here, once and in the type of
-    computing: by vLLM where that is installed and there is a GPU. Fills in settings["context"], the
-    longest that the model allows, where nothing says it."""
-    from support.chat_format import ChatFormat
-    from support.loading import directory_of, load_to_sample, load_tokenizer, stop_ids
+    """A function seed -> Agent over weights that are loaded here: by vLLM where that is installed and
+    there is a GPU. Fills in settings["context"], the longest that the model allows, where nothing
+    says it."""
+    from engine import load_engine
 
-    import torch
-
-    from engine import TorchEngine, VllmEngine
-
-    # as in training: the toy knows its job without a system prompt
-    system = "" if is_toy else system_prompt(settings)
-    by_vllm = usual_engine(is_toy) == "vllm"
-    if by_vllm:
-        from transformers import AutoConfig
-
-        weights = directory_of(weights)
-        config, tokenizer = AutoConfig.from_pretrained(weights), load_tokenizer(weights)
-    else:
-        model, tokenizer = load_to_sample(weights, prefix="policy ")
-        config = model.config
-    settings["context"] = settings["context"] or config.get_text_config().max_position_embeddings
-    template = settings["template_args"]
-    chat = ChatFormat(tokenizer, system, settings["think"], template, stop_ids(weights))
-    if by_vllm:
-        room = dict(context=settings["context"], dtype=torch.bfloat16, memory_share=0.9)
-        engine = VllmEngine(weights, chat.stop_id, settings["temperature"], **room)
-    else:
-        engine = TorchEngine(model, chat.stop_id, settings["temperature"], share=True)
-        engine.check(f"policy {weights}: ")
+    engine, chat, settings["context"] = load_engine(
+        weights,
+        settings["temperature"],
+        "policy ",
+        usual_engine(is_toy),
+        settings["context"],
+        # as in training: the toy knows its job without a system prompt
+        system_prompt="" if is_toy else system_prompt(settings),
+        think=settings["think"],
+        template_args=settings["template_args"],
+    )
     of_replies = {key: settings[key] for key in ("think", "max_tokens", "context")}
     return lambda seed: Agent(engine, chat, seed=seed, **of_replies)
 
 
 def system_prompt(settings):
     """The system prompt of a policy with these settings."""
-    mode = "think" if settings["think"] else "direct"
-    return load_prompt(f"policy_{mode}", settings["policy_lang"])
+    return load_prompt(f"policy_{world.mode_of(settings['think'])}", settings["policy_lang"])
 
 
 class ServerAgent:
@@ -302,10 +286,15 @@ def who_talks(args, name):
     users, held_out = users_to_measure_with(args, policy, user["simulator"], user["lang"])
     name, lang, difficulty, reader = user.values()
     if args.simulator and not args.reader:  # another user hears by itself
-        reader = user["reader"] = None
-    template_args = args.template_args or policy.run_settings.get("template_args")
-    how = {"temperature": args.simulator_temperature, "template_args": template_args}
-    simulator = make_simulator(name, lang, difficulty, reader=reader, **how)
+        reader = None
+    simulator = make_simulator(
+        name,
+        lang,
+        difficulty,
+        temperature=args.simulator_temperature,
+        reader=reader,
+        template_args=args.template_args or policy.run_settings.get("template_args"),
+    )
     keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
     settings = {
         "policy": policy.label,
@@ -337,13 +326,12 @@ def users_to_measure_with(args, policy, simulator_name, lang):
         users = load_profiles(file)
         check_playable(simulator_name, users)
         return users, False
-    paths = policy.run_settings.get("profiles")
-    if paths:
-        _, users = users_of_run(paths, policy.run_settings["eval_size"], simulator_name)
-        refuse_other_heldout(policy.home, users)
-        return users, True
     # a run that names no files trained with the toy's other users
-    _, users = users_of_run(None, 128, simulator_name)
+    paths = policy.run_settings.get("profiles")
+    count = policy.run_settings["eval_size"] if paths else 128
+    _, users = users_of_run(paths, count, simulator_name)
+    if paths:
+        refuse_other_heldout(policy.home, users)
     return users, bool(policy.run_settings)
 
 
@@ -393,15 +381,18 @@ def main(argv=None):
 def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
     if args.before_after:
-        return run_before_after(args)
-    if args.compare:
-        return run_comparison(args, *args.compare)
-    return run_scores(args) if args.score else run_benchmark(args)[0]
+        run_before_after(args)
+    elif args.compare:
+        run_comparison(args, *args.compare)
+    elif args.score:
+        run_scores(args)
+    else:
+        run_benchmark(args)
+    return 0
 
 
 def run_before_after(args):
-    """Measure a run where it started and where it ended, and compare the two. Returns the exit
-    code."""
+    """Measure a run where it started and where it ended, and compare the two."""
     for name in ("step", "out"):
         if getattr(args, name) is not None:
             raise BadInput(f"--{name} has no effect with --before-after; leave it out")
@@ -409,16 +400,14 @@ def run_before_after(args):
     paths = [Path(args.policy) / name for name in ("before.jsonl", "after.jsonl")]
     files.refuse_overwriting({"--json": args.json}, paths)
     for args.step, args.out in zip((0, None), paths):
-        code, ids = run_benchmark(args)
-        if code:
-            return code
+        ids = run_benchmark(args)
     print()
-    return run_comparison(args, *map(str, paths), ids=ids)
+    run_comparison(args, *map(str, paths), ids=ids)
 
 
 def run_benchmark(args):
-    """Hold the dialogues that the result file lacks, and print the tables. Returns the exit code
-    and the ids of the users."""
+    """Hold the dialogues that the result file lacks, and print the tables. Returns the ids of the
+    users. Raises TooManyLost, in the end, if more than a fifth of the dialogues are missing."""
     policy, simulator, users, settings = who_talks(args, args.policy or newest_run())
     path = Path(args.out or default_path(policy))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -432,7 +421,8 @@ def run_benchmark(args):
         os.close(held_lock)
     for row in lost:
         why = f"{row['profile_id']} is missing: {row['reason']}"
-        complain(f"{why}; run the same command again to fill it in")
+        told = f"evaluate.py: {why}; run the same command again to fill it in"
+        print(told, file=sys.stderr)
     if len(lost) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost: each of them failed")
     ids = {user.id for user in users}
@@ -442,28 +432,25 @@ def run_benchmark(args):
     write_tables(args, result, [path])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
     if len(lost) * 5 > len(users):
-        complain(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
-        return TooManyLost.exit_code, ids
-    return 0, ids
+        raise TooManyLost(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
+    return ids
 
 
 def run_scores(args):
-    """Print the tables of the result files that --score names. Returns the exit code."""
+    """Print the tables of the result files that --score names."""
     scored = [results.score(path, args.rule, args.anyway) for path in args.score]
     for result in scored:
         results.print_score(result)
     results.print_ranks(scored)
     # --json writes the tables of one file as an object, those of several as a list
     write_tables(args, scored[0] if len(scored) == 1 else scored, args.score)
-    return 0
 
 
 def run_comparison(args, before, after, ids=None):
-    """Print how two result files differ. ids: see `compare`. Returns the exit code."""
+    """Print how two result files differ. ids: see `compare`."""
     result = results.compare(before, after, args.rule, ids)
     results.print_comparison(result)
     write_tables(args, result, [before, after])
-    return 0
 
 
 def write_tables(args, result, inputs):
@@ -471,11 +458,6 @@ def write_tables(args, result, inputs):
     files.refuse_overwriting({"--json": args.json}, inputs)
     if args.json:
         files.write_json(args.json, result)
-
-
-def complain(text):
-    """A line on standard error."""
-    print(f"evaluate.py: {text}", file=sys.stderr)
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -492,8 +474,7 @@ def make_parser():
     add = parser.add_argument
     text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL (default: "
     add("--policy", help=f"{text}the newest run)")
-    add_policy_flags(parser)
-    add_user_flags(parser)
+    add_flags_of_talk(parser)
     add("--out", metavar="FILE", help="result file (default: in the run's directory or results/)")
     one_of = parser.add_mutually_exclusive_group().add_argument
     one_of("--before-after", action="store_true", help="measure where a run started and ended")
@@ -507,8 +488,9 @@ def make_parser():
     return parser
 
 
-def add_policy_flags(parser):
-    """The flags that `load_policy` needs; tools have them too."""
+def add_flags_of_talk(parser):
+    """The flags that `load_policy` needs, and then those that `who_talks` needs beside them; tools
+    have them too."""
     add = parser.add_argument
     add("--step", type=natural, metavar="N", help="of a run; 0: its start (default: the newest)")
     add("--lang", choices=["en", "zh"], help="of the prompts (default: the run's, or en)")
@@ -526,11 +508,6 @@ def add_policy_flags(parser):
         metavar="JSON",
         help="such as '{\"enable_thinking\": false}'",
     )
-
-
-def add_user_flags(parser):
-    """The other flags that `who_talks` needs; tools have them too."""
-    add = parser.add_argument
     text = "toy, toy-weak, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
     add("--simulator", type=from_anywhere, help=f"model that plays the users: {text}")
     text = "openai:MODEL@URL or local:DIR (default: the run's, without --simulator)"

@@ -84,8 +84,7 @@ def add_adapters(model, rank, alpha, names=("policy",), seed=0):
             f"--lora-rank {rank}: {type(model).__name__} has no linear layers in its "
             "blocks; leave it out, and the whole model is trained"
         )
-    sizes = [(min(layer.weight.shape), name) for _, name, layer in layers]
-    smallest, name = min(sizes)
+    smallest, name = min((min(layer.weight.shape), name) for _, name, layer in layers)
     if rank > smallest:
         raise BadInput(
             f"--lora-rank {rank}: larger than a layer of this model ({name}); take {smallest} at "
@@ -151,10 +150,8 @@ class SharedBase(nn.Module):
         names = ("policy", "critic") if critic else ("policy",)
         self.switch = add_adapters(policy.model, rank, alpha, names, seed)
         self.policy = policy
-        self.critic = None
-        if critic:
-            # share: the critic's body is the base itself and no copy; only its head is new
-            self.critic = Critic(policy.model, share=True)
+        # share: the critic's body is the base itself and no copy; only its head is new
+        self.critic = Critic(policy.model, share=True) if critic else None
 
     def forward(self, batch, who, **how):
         """What "policy", "critic" or "reference" (`who`) computes for the batch. how: further
@@ -183,15 +180,14 @@ class AdapterView:
         return self.root(batch, self.who, **how)
 
     def named_parameters(self):
-        """[(name, parameter)] of its adapters, and of the critic's head."""
-        adapter_ending = f".{self.who}"  # as in ...up_proj.lora_A.critic
-        head_beginning = f"{self.who}.head"
-        parameters = []
-        for name, p in self.root.named_parameters():
-            belongs = name.endswith(adapter_ending) or name.startswith(head_beginning)
-            if belongs and p.requires_grad:
-                parameters.append((name, p))
-        return parameters
+        """[(name, parameter)] of its adapters, as ...up_proj.lora_A.critic, and of the critic's
+        head, critic.head.weight: all that is trained of it."""
+        ending, beginning = f".{self.who}", f"{self.who}.head."
+        return [
+            (name, p)
+            for name, p in self.root.named_parameters()
+            if name.endswith(ending) or name.startswith(beginning)
+        ]
 
     def parameters(self):
         """The parameters without their names."""

@@ -86,8 +86,7 @@ class Models:
         source = checkpoint if checkpoint and not cfg.lora_rank else start
         # Frozen weights, under adapters, are loaded in the type of computing. Others stay as they
         # are stored (None), mapped from the file, until `make_masters` makes the fp32 masters.
-        self.stored = self.dtype if cfg.lora_rank else None
-        model, self.tokenizer = load_model(source, dtype=self.stored)
+        model, self.tokenizer = load_model(source, dtype=self.dtype if cfg.lora_rank else None)
         # The toy knows its task; a system prompt would take a third of its context.
         system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
         self.chat = ChatFormat(
@@ -116,14 +115,13 @@ class Models:
                 **settings,
             )
 
-        # 3. Policy, critic and reference.
-        saved = None  # what `gather` has collected
-        if checkpoint:
-            saved = load_tensors(checkpoint / "trainer.pt")
+        # 3. Policy, critic and reference. saved: what `gather` has collected.
+        saved = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
         if cfg.lora_rank:
-            reference = self.make_adapters(model, saved)
+            parts = self.adapters(model, saved)
         else:
-            reference = self.make_whole_models(model, saved, source, start)
+            parts = self.whole_models(model, saved, source, start)
+        self.policy, self.critic, reference = parts
         self.reference = Reference(reference) if reference else None
 
         # 4. Optimizers, of the parameters that step 3 has made.
@@ -148,11 +146,11 @@ class Models:
                 f"--model {cfg.model}: cannot be trained: {type(error).__name__} {one_line(error)}"
             ) from None
 
-    # ----------------------------------------------------- parts of __init__, in the order of use
+    # --------------------------------------------------------- how the models of step 3 are made
 
-    def make_adapters(self, model, saved):
-        """Set `policy` and `critic`, views of one frozen model with adapters. Returns the reference
-        policy, a third view."""
+    def adapters(self, model, saved):
+        """Policy, critic (None without PPO) and reference: views of one frozen model with
+        adapters."""
         cfg = self.cfg
         base = SharedBase(
             Policy(model, cfg.temperature),
@@ -163,36 +161,34 @@ class Models:
         )
         if saved:
             for name, p in base.named_parameters():
-                if p.requires_grad:
+                if p.requires_grad:  # a KeyError is better than an adapter that stays at its start
                     p.data.copy_(saved["adapters"][name])
         if self.is_short_of_memory(model):
             recompute_activations(model, context_fn=base.checkpoint_contexts)
         make_masters(base, self.device.type, self.dtype)
-        self.policy = AdapterView(base, "policy")
-        self.critic = AdapterView(base, "critic") if cfg.algo == "ppo" else None
-        return AdapterView(base, "reference")
+        critic = base.critic and AdapterView(base, "critic")
+        return AdapterView(base, "policy"), critic, AdapterView(base, "reference")
 
-    def make_whole_models(self, model, saved, source, start):
-        """Set `policy`, and `critic` for PPO. Returns the reference policy, or None without a KL.
+    def whole_models(self, model, saved, source, start):
+        """Policy, critic (None without PPO) and reference (None without a KL).
 
         Each is loaded once more, and not copied: mapped from the same file, weights take no memory
         before they become masters."""
         cfg = self.cfg
-        self.policy, self.critic, reference = Policy(model, cfg.temperature), None, None
+        policy, critic, reference = Policy(model, cfg.temperature), None, None
         if cfg.algo == "ppo":
-            self.critic = Critic(load_model(source, dtype=self.stored)[0], share=True)
+            critic = Critic(load_model(source, dtype=None)[0], share=True)
             if saved:
-                self.critic.load_state_dict(saved["critic"], assign=True)
+                critic.load_state_dict(saved["critic"], assign=True)
         if cfg.kl_coef:
-            reference = Policy(load_model(start, dtype=self.stored)[0], cfg.temperature)
+            reference = Policy(load_model(start, dtype=None)[0], cfg.temperature)
         if self.is_short_of_memory(model):
             recompute_activations(model)
-            if self.critic:
-                recompute_activations(self.critic.body)
-        for module in (self.policy, self.critic, reference):
-            if module:
-                make_masters(module, self.device.type, self.dtype)
-        return reference
+            if critic:
+                recompute_activations(critic.body)
+        for module in filter(None, (policy, critic, reference)):
+            make_masters(module, self.device.type, self.dtype)
+        return policy, critic, reference
 
     def is_short_of_memory(self, model):
         """Must activations be computed again in the backward pass? An update then takes a quarter
@@ -212,9 +208,8 @@ class Models:
 
     def set_learning_rates(self, share):
         """Set the learning rates of policy and critic to this share of their full values."""
-        self.optimizer.param_groups[0]["lr"] = self.cfg.lr * share
-        if self.critic:
-            self.critic_optimizer.param_groups[0]["lr"] = self.cfg.critic_lr * share
+        for optimizer in filter(None, (self.optimizer, self.critic_optimizer)):
+            optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * share
 
     # ---------------------------------------------------------------------------------- sampling
 
@@ -262,10 +257,9 @@ class Models:
         if self.critic:
             saved["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
         if self.cfg.lora_rank:
-            parts = [self.policy, self.critic] if self.critic else [self.policy]
             saved["adapters"] = {
                 name: full_tensor(p.detach()).cpu()
-                for part in parts
+                for part in filter(None, (self.policy, self.critic))
                 for name, p in part.named_parameters()
             }
         elif self.critic:
@@ -298,10 +292,10 @@ class DistanceFromStart:
 
     def __init__(self, models, path):
         self.policy, self.device, self.pad = models.policy, models.device, models.pad
-        self.path, self.dialogues = path, None  # None: not read yet
+        self.path = path
 
     def keep(self, episodes):
-        """Write the file, of the first of these episodes of all ranks."""
+        """Write the file, of the first of these episodes of all ranks, and read it."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
         episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
         kept = []
@@ -313,23 +307,22 @@ class DistanceFromStart:
             scratch = self.path.with_name(f".{self.path.name}")  # nobody ever finds half a file
             torch.save(kept, scratch)
             os.replace(scratch, self.path)
+        self.read()
 
     def read(self):
         """Read this rank's part of the file: [(Batch, log-probs of pi_0)]. Every rank gets equally
         many, empty ones if need be, because a forward pass is a collective call. Only the first rank
         needs the file. Raises BadInput if it is not whole."""
         kept = broadcast(load_tensors, self.path)
+        empty = dummy_batch(self.pad)
+        while len(kept) % world_size():
+            kept.append((vars(empty), empty.engine_log_probs))
         self.dialogues = [
             (Batch(**tensors), log_probs) for tensors, log_probs in kept[rank() :: world_size()]
         ]
-        empty = dummy_batch(self.pad)
-        while len(self.dialogues) < math.ceil(len(kept) / world_size()):
-            self.dialogues.append((empty, empty.engine_log_probs))
 
     def kl(self):
         """KL(pi_0, pi) per token, estimated by k3 from the samples of pi_0."""
-        if self.dialogues is None:
-            self.read()
         sums = torch.zeros(2, dtype=torch.float64)
         for batch, start_log_probs in self.dialogues:
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
@@ -370,7 +363,7 @@ class Reference:
 
 
 def adamw(module, lr):
-    """The optimizer of the released script. `fused`, on a GPU, saves work of the CPU."""
+    """The optimizer of the released script: AdamW with torch's own betas, 0.9 and 0.999, and weight
+    decay, 0.01. `fused`, on a GPU, saves work of the CPU."""
     parameters = list(module.parameters())
-    fused = True if parameters[0].is_cuda else None
-    return torch.optim.AdamW(parameters, lr, (0.9, 0.999), weight_decay=0.01, fused=fused)
+    return torch.optim.AdamW(parameters, lr, fused=parameters[0].is_cuda or None)

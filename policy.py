@@ -13,7 +13,6 @@ import copy
 import math
 import random
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -130,16 +129,16 @@ def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1)
     The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
     it changes no gradient.
     """
-    lengths = []  # of the dialogues, rounded up
-    for episode in episodes:
+
+    def length(episode):
         tokens = sum(len(s.ids) for s in episode.segments)
-        lengths.append(math.ceil(tokens / multiple) * multiple)
+        return math.ceil(tokens / multiple) * multiple
+
     batches = []
-    longest = 0  # dialogue of the last batch: its first one
-    for length, episode in sorted(zip(lengths, episodes), key=itemgetter(0), reverse=True):
-        if not batches or longest * (len(batches[-1]) + 1) > max_tokens:
+    for episode in sorted(episodes, key=length, reverse=True):
+        # the first dialogue of a batch is its longest one
+        if not batches or length(batches[-1][0]) * (len(batches[-1]) + 1) > max_tokens:
             batches.append([])
-            longest = length
         batches[-1].append(episode)
     return [pack(batch, pad_id, reward, multiple) for batch in batches]
 
@@ -181,10 +180,8 @@ def split_batch(
     # 2. Cut. They are dealt to the mini-batches like cards, so that the mini-batch of a dialogue
     # does not depend on the number of ranks. Each mini-batch is then cut to fit the memory.
     here = {episode.number: episode for episode in episodes}
-    parts = [[] for _ in range(n_minibatches)]  # this rank's dialogues of each mini-batch
-    for place, number in enumerate(order):
-        if number in here:
-            parts[place % n_minibatches].append(here[number])
+    hands = [order[first::n_minibatches] for first in range(n_minibatches)]
+    parts = [[here[number] for number in hand if number in here] for hand in hands]
     # on a GPU lengths are rounded up, so that there are fewer shapes to plan kernels for
     multiple = 128 if torch.device(device).type == "cuda" else 1
     minibatches = [micro_batches(part, max_tokens, pad_id, reward, multiple) for part in parts]
@@ -251,8 +248,8 @@ def reference_scores(head, hidden, targets, temperature):
     """log pi(target) at the sampling temperature and at temperature 1, for a chunk of positions,
     [n], [n]: the KL needs the first, ref_perplexity the second."""
     logits = head(hidden).float()  # [n, V]
-    pair = [F.log_softmax(scaled, dim=-1) for scaled in (logits / temperature, logits)]
-    return tuple(log_probs.gather(-1, targets[:, None])[:, 0] for log_probs in pair)
+    at_temperature = F.cross_entropy(logits / temperature, targets, reduction="none")
+    return -at_temperature, -F.cross_entropy(logits, targets, reduction="none")
 
 
 def recompute_activations(model, **how):
@@ -321,7 +318,7 @@ class Critic(nn.Module):
         self.head = nn.Linear(model.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.to(next(model.parameters()).device)
+        self.to(model.device)
 
     def forward(self, batch):
         """V before each sampled token, [B, L], 0 at all other tokens."""

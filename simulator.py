@@ -167,18 +167,19 @@ class User:
         """What a Reader is asked about the friend's last reply."""
         *earlier, reply = [turn["text"] for turn in self.dialogue if turn["speaker"] == "friend"]
         lines = [turn["text"] for turn in self.dialogue if turn["speaker"] == "me"]
-        story, task = story_of(self.profile), self.profile.task
-        return self.simulator.reader.questions(story, task, lines[-1], earlier, reply)
+        return self.simulator.reader.questions(
+            story_of(self.profile), self.profile.task, lines[-1], earlier, reply
+        )
 
     async def feel_by_reading(self):
         """`feel` with a Reader. f_reply is told one fixed sentence for each question."""
         reader = self.simulator.reader
         heard = await reader.hear(self.questions())
-        heard["change"] = clamp_change(round(heard["sum"]))
-        self.emotion = move_emotion(self.emotion, heard["change"])
+        heard["change"] = change = clamp_change(round(heard["sum"]))
+        self.emotion = move_emotion(self.emotion, change)
         told = reader.told(heard["z"])
         self.planning = {"objective": told.pop("need"), "subjective": " ".join(told.values())}
-        return json.dumps(heard | self.planning, ensure_ascii=False), heard["change"]
+        return json.dumps(heard | self.planning, ensure_ascii=False), change
 
     async def answer(self) -> tuple[str, bool]:
         """f_reply (SAGE eq. 2): say the next line, the first one too. Returns (line, goodbye): is
@@ -194,22 +195,19 @@ class User:
     async def open(self):
         """Begin the talk: with the profile's own first line if it has one. Returns the line. (Nobody
         leaves with it, so goodbye is ignored.)"""
-        if not self.profile.first_talk:
+        line = self.profile.first_talk
+        if line:
+            self.dialogue.append({"speaker": "me", "text": line})
+        else:
             line, _ = await self.answer()
-            return line
-        self.dialogue.append({"speaker": "me", "text": self.profile.first_talk})
-        return self.profile.first_talk
+        return line
 
     def copy(self, name=""):
         """Another user with the same past, for one dialogue of a group: all dialogues of the group
         go on from the same first line."""
-        return dataclasses.replace(
-            self,
-            name=name,
-            dialogue=[dict(message) for message in self.dialogue],
-            planning=dict(self.planning),
-            thoughts=list(self.thoughts),
-        )
+        # lists of its own; what is in them, and `planning`, is replaced but never changed
+        lists = {"dialogue": [*self.dialogue], "thoughts": [*self.thoughts]}
+        return dataclasses.replace(self, name=name, **lists)
 
 
 def analysis_in(text):
@@ -253,7 +251,7 @@ class Simulator(Caller):
         # might be the policy's. At temperature 0 the same prompt would get the same answer.
         self.complaint = load_prompt("complaint", lang)
 
-    def user(self, profile, emotion=INITIAL_EMOTION["training"], name=""):
+    def user(self, profile, emotion, name):
         """A User of this model. name: of its dialogue, in the log of calls."""
         return User(self, profile, emotion, name)
 
@@ -265,10 +263,10 @@ class Simulator(Caller):
         An answer that the log holds was paid for, and is not asked for again. Those of the log that
         cannot be read do not count as tries: a run that stopped because of them would stop again
         whenever it is resumed."""
-        asked, cut, complaint, problem = 0, 0, "", None
+        asked, cut, question, problem = 0, 0, template, None
         for attempt in itertools.count():
-            code = code_of(template + complaint, values, attempt)
-            prompt = fill(template + complaint, {**values, "code": code})
+            code = code_of(question, values, attempt)
+            prompt = fill(question, {**values, "code": code})
             key = self.key(prompt, dialogue, attempt)
             text = self.log.answers.get(key)
             if text is None:
@@ -281,7 +279,7 @@ class Simulator(Caller):
             try:
                 return text, read_answer(text, schema, code if "code" in schema else None)
             except Unreadable as error:
-                complaint = "\n\n" + self.complaint
+                question = f"{template}\n\n{self.complaint}"
                 problem = getattr(text, "problem", "") or str(error)
 
     def key(self, prompt, dialogue, attempt):
@@ -336,15 +334,20 @@ class Simulator(Caller):
         if doubt:
             name = (self.reader or self).name
             print(fold(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness"))
-        found = {"format", "limit", "temperature", "most_tokens"} & set(vars(self.model))
-        found = {name: getattr(self.model, name) for name in found}
-        return found | ({"scale": self.reader.scale} if self.reader else {})
+        learnt = ("format", "limit", "temperature", "most_tokens")
+        found = {name: value for name, value in vars(self.model).items() if name in learnt}
+        if self.reader:
+            found["scale"] = self.reader.scale
+        return found
 
     async def check_reader(self):
         """`Reader.check` by the replies that are marked "weights"."""
-        rows = known_replies("weights")
-        users = [User(self, row["profile"], dialogue=row["dialogue"]) for row in rows]
-        await self.reader.check([user.questions() for user in users])
+        await self.reader.check(
+            [
+                User(self, row["profile"], dialogue=row["dialogue"]).questions()
+                for row in known_replies("weights")
+            ]
+        )
 
     def learn(self, found):
         """Take over what the `check` of another rank has found out."""
@@ -426,9 +429,10 @@ def make_simulator(
             f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
         )
     if reader:
-        how = {name: shared.get(name) for name in ("log", "clock")}
-        how["concurrency"] = concurrency
-        reader = make_reader(reader, lang, timeout, template_args, **how)
+        kept_and_timed = {name: shared.get(name) for name in ("log", "clock")}
+        reader = make_reader(
+            reader, lang, timeout, template_args, concurrency=concurrency, **kept_and_timed
+        )
     if kind != "openai":
         concurrency = None  # a script never waits, and an engine has a queue of its own
     return Simulator(llm, lang, difficulty, concurrency=concurrency, reader=reader, **shared)
@@ -540,7 +544,7 @@ def profiles_of_step(people, count, seed, step):
 def known_replies(used):
     """The rows of prompts/replies.jsonl that are `used` for "weights", "test" or "fitness", each
     with the "profile" that it is said to, and the "dialogue" that it ends."""
-    people = [*toy_profiles("train"), *toy_profiles("heldout")]
+    people = toy_profiles("train") + toy_profiles("heldout")
     people += load_profiles(PROMPTS / "profiles" / "en_test.jsonl")
     profiles = {profile.id: profile for profile in people}
     rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] == used]
@@ -549,11 +553,8 @@ def known_replies(used):
         if "line" not in row:  # to a person of the toy
             scene = world.read_scene(profile.scene, profile.task)
             row["line"] = world.users_line(0, scene.story, scene.cues, "Emotion-C")
-        said = [
-            ("me", row["line"]),
-            *[("friend", text) for text in [*row["earlier"], row["reply"]]],
-        ]
-        row["dialogue"] = [{"speaker": speaker, "text": text} for speaker, text in said]
+        replies = [{"speaker": "friend", "text": text} for text in [*row["earlier"], row["reply"]]]
+        row["dialogue"] = [{"speaker": "me", "text": row["line"]}, *replies]
     return rows
 
 

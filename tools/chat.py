@@ -16,7 +16,7 @@ import secrets
 from textwrap import indent
 
 from emotion import hidden_need
-from evaluate import BENCHMARK, STOP_BELOW, add_policy_flags, add_user_flags, load_policy, who_talks
+from evaluate import BENCHMARK, STOP_BELOW, add_flags_of_talk, load_policy, who_talks
 from simulator import User, analysis_in
 
 INDENT = 26 * " "  # of what the other side does not see
@@ -38,9 +38,9 @@ def make_parser():
     add("policy", help=text, nargs="?", metavar="POLICY")
     text = "reply to user number --seed yourself (python -m toy.world prints sentences)"
     add("--as-policy", help=text, action="store_true")
-    add("--show", help="watch the policy talk with user number --seed", action="store_true")
-    add_policy_flags(parser)
-    add_user_flags(parser)
+    text = "watch the policy talk with user number --seed"
+    add("--show", help=text, action="store_true")
+    add_flags_of_talk(parser)
     return parser
 
 
