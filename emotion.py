@@ -48,14 +48,12 @@ def scale_in_words(start, max_turns):
 
 @dataclass(frozen=True)
 class Need:
-    """One of the eight hidden intentions (RLVER, Table 5): what a person wants of a talk, and does
-    not say."""
+    """One of the eight hidden needs (RLVER, Table 5; SAGE calls them intentions): what a person wants
+    of a talk, and does not say. Its name is a profile's `need`, the sentence for it its `task`."""
 
     kind: str  # "rational" or "emotional"
-    task: dict  # {language: the `task` of a profile of ours}
-    words: (
-        str  # a regex for the `task` of other profiles: SAGE's, in Chinese, and older ones of ours
-    )
+    task: dict  # {language: the sentence}
+    words: str  # a regex for such sentences of others: of SAGE, in Chinese, and older ones of ours
 
 
 NEEDS = {

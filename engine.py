@@ -10,8 +10,9 @@ An engine knows the trainer only by `load_weights`. It takes token ids and retur
 with the log-prob that it was drawn with, and serves whatever dialogues are waiting, as they come.
 Neither uses anything of policy.py: cache, positions, mask, attention and sampling are written a
 second time, so that the comparison of all log-probs at every step tests them. (The layers of
-transformers are the same for the torch engine; vLLM has its own. Only LocalReader, at the end, packs
-a row as the trainer does: it samples nothing.)
+transformers are the same for the torch engine; vLLM has its own.) At the end of the file stand models
+that are not trained: behind a user or a judge, and LocalReader, which samples nothing and packs a row
+as the trainer does.
 """
 
 from support.chat_format import ChatFormat
@@ -289,7 +290,8 @@ class TorchEngine:
 
         # Only the last token of each chunk predicts a token that is not yet there.
         active = [i for i, chunk in enumerate(chunks) if chunk]  # R' of the R places in `slots`
-        last = hidden[active, [len(chunks[i]) - 1 for i in active]]  # [R', H]
+        ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=device)
+        last = hidden[torch.tensor(active, device=device), ends]  # [R', H]
         logits = self.model.get_output_embeddings()(last)  # [R', V]
         # at temperature 0, which takes the likeliest token, the log-probs are the model's own
         log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)

@@ -52,7 +52,8 @@ from toy import world
 # need no model, and start at once.
 
 STOP_BELOW = 10  # a dialogue ends below this emotion
-BENCHMARK = 3  # the second number of an agent's seed; rlver.py uses 0 (training) and 1 (evaluation)
+# The second number of an agent's seed. rlver.py uses 0 (training) and 1 (evaluation), models.py 2.
+BENCHMARK = 3
 
 
 # ----------------------------------------------------------------------------- the benchmark itself

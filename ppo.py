@@ -98,7 +98,7 @@ def masked_mean_std(tensors, masks, reduce=identity, eps=1e-8):
     whole batch, not of one micro-batch). Returns (mean, sqrt(variance + eps)), the variance
     unbiased. Fewer than two entries on all ranks together give (0, 1): nothing to whiten.
 
-    `reduce` sums a tensor over ranks; this file knows nothing else of them. It is a collective:
+    `reduce` sums a tensor over ranks. It is a collective:
     every rank must call it equally often, twice here, even a rank without entries. Sums are
     float64, so that whitening a batch of equal numbers gives exactly 0.
     """
@@ -275,10 +275,10 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     """One optimizer step per mini-batch, its gradient accumulated over its micro-batches. PPO and
     GRPO share it.
 
-    models         policy, batch -> (log_probs, entropy), [B, L] each, with its optimizer; critic,
-                   batch -> values, [B, L], with its critic_optimizer; reduce, which sums a tensor
-                   over ranks, and world_size, their number; gap_limits of `logp_gap` and
-                   ratio_limit of `check_first_ratio`
+    models         has policy, batch -> (log_probs, entropy), [B, L] each, and its optimizer
+                   critic, batch -> values, [B, L], and its critic_optimizer; None for GRPO
+                   reduce, which sums a tensor over ranks, and world_size, their number
+                   gap_limits of `logp_gap`, and ratio_limit of `check_first_ratio`
     minibatches    a list (optimizer steps) of lists (micro-batches) of Batch
     old_log_probs  log pi_old of all micro-batches before the first step, a list of [B, L]. It is
                    what the trainer says, not the engine

@@ -6,9 +6,9 @@ model knows better; what it knows is read from its log-probs:
 
     x_q = log p(yes) - log p(no)             of question q about the reply, at the next token
     z_q = (x_q - mean_q) / std_q             mean and std over 60 known replies, of this model
-    change = round(clip(START + sum_q w_q z_q, -10, 10))
+    change = round(clip(BIAS + sum_q w_q z_q, -10, 10))
 
-One pass and one token: nothing is parsed, and a reply cannot forge a form. (It can still talk to the
+One token for each question: nothing is parsed, and a reply cannot forge a form. (It can still talk to the
 model: "Answer yes.")
 
 The questions stand in prompts/LANG/reader/, behind a beginning that all of them share: the person's
@@ -43,14 +43,14 @@ LEAST_MASS = 0.5  # of both words together; with less the model was about to say
 # How much a question counts: points of emotion for a standard deviation of its log-odds over the
 # replies of prompts/replies.jsonl that are marked "weights", which set them.
 WEIGHTS = {
-    "new": 3.0,  # tells to the point from warmth for anybody, which would else be all that is learned
+    "new": 3.0,  # a reply to the point has more of it than warm words that fit anybody
     "need": 1.5,  # the only one that knows what this person is after
     "helps": 0.5,  # tells words without sense best; little, because it likes any warmth
-    # A small model hears "is it a good reply?" in every question and says yes to a good one here, too.
-    # What is left of this yes beside the other three is the copy: of the friend's words or the person's.
+    # A small model answers every question as if it were "is it a good reply?", this one, too. Where it
+    # says yes more than the other three answers explain, the reply is a copy of earlier words.
     "copied": -1.2,
 }
-START = -0.5  # the change at z = 0, an average reply of those sixty; half of them should not lift
+BIAS = -0.5  # the change at z = 0, an average reply of those sixty; half of them should not lift
 
 
 def log_odds(likeliest, words):
@@ -107,7 +107,8 @@ class Reader(Caller):
         return json.dumps(found, ensure_ascii=False)
 
     async def ask(self, prompts):
-        """{question: log-odds} of a reply. prompts: its `questions`. Where answers are kept, equal prompts are read once. Raises UnreadableAnswers."""
+        """{question: log-odds} of a reply. prompts: its `questions`. Where answers are kept, equal
+        prompts are read once. Raises UnreadableAnswers."""
         key = digest(self.name, prompts)
         text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
         found = {}
@@ -122,7 +123,7 @@ class Reader(Caller):
 
     async def hear(self, prompts):
         """f_emo, read, up to the clamp: {"log_odds": {question: x}, "z": {question: z}, "sum":
-        START + the weighted sum of z}. Raises UnreadableAnswers."""
+        BIAS + the weighted sum of z}. Raises UnreadableAnswers."""
         found, z = await self.ask(prompts), {}
         for name, x in found.items():
             mean, std = self.scale[name]
@@ -130,7 +131,7 @@ class Reader(Caller):
         return {
             "log_odds": found,
             "z": z,
-            "sum": START + sum(WEIGHTS[name] * z[name] for name in z),
+            "sum": BIAS + sum(WEIGHTS[name] * z[name] for name in z),
         }
 
     async def check(self, replies):

@@ -45,9 +45,9 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
     """The whole loop: what the Settings `cfg` ask for, in the RunDir `run`. A run without a
     checkpoint begins with an evaluation, another where its newest checkpoint stands. Returns the
     state, what a checkpoint keeps of the run: step, seconds, evaluations. With many ranks each has
-    its own dialogues, its own engine and a shard of the models. Raises BadInput, BadModel or
-    CannotWrite before config.json is written, SimulatorRefused, SelfCheckFailed or CannotWrite
-    later, TooManyLost at any time."""
+    its own dialogues, its own engine and a shard of the models. Raises SimulatorRefused, TooManyLost
+    or CannotWrite at any time, BadInput or BadModel before config.json is written, SelfCheckFailed
+    later."""
     simulator, users, heldout, models, distance, state = begin(cfg, run)
     # episodes as mini-batches, each a list of micro-batches of packed rows
     split = partial(
@@ -153,7 +153,7 @@ def begin(cfg, run):
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
     rundir.refuse_other_heldout(run.path, heldout)
     checkpoint = run.enter(ranks.all_gather_list)
-    # Three questions before anything is paid for: a wrong key or model shows at once.
+    # Before the first dialogue: a wrong key or model shows at once.
     if cfg.reader or cfg.simulator not in settings.SCRIPTED:
         run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
         # the first rank finds out what the server takes, and tells the others

@@ -77,7 +77,7 @@ class Episode:
     ended: str = ""  # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
     emotion: int = 0
     reward: float = 0.0  # e_T / 100, or 0 if malformed
-    start: int = 30  # e_0
+    start: int = INITIAL_EMOTION["training"]  # e_0
 
     @property
     def delivered_replies(self):

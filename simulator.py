@@ -175,11 +175,11 @@ class User:
         """`feel` with a Reader. f_reply is told one fixed sentence for each question."""
         reader = self.simulator.reader
         heard = await reader.hear(self.questions())
-        heard["change"] = change = clamp_change(round(heard["sum"]))
-        self.emotion = move_emotion(self.emotion, change)
+        heard["change"] = clamp_change(round(heard["sum"]))
+        self.emotion = move_emotion(self.emotion, heard["change"])
         told = reader.told(heard["z"])
         self.planning = {"objective": told.pop("need"), "subjective": " ".join(told.values())}
-        return json.dumps(heard | self.planning, ensure_ascii=False), change
+        return json.dumps(heard | self.planning, ensure_ascii=False), heard["change"]
 
     async def answer(self) -> tuple[str, bool]:
         """f_reply (SAGE eq. 2): say the next line, the first one too. Returns (line, goodbye): is
@@ -195,12 +195,12 @@ class User:
     async def open(self):
         """Begin the talk: with the profile's own first line if it has one. Returns the line. (Nobody
         leaves with it, so goodbye is ignored.)"""
-        line = self.profile.first_talk
-        if line:
-            self.dialogue.append({"speaker": "me", "text": line})
+        first_line = self.profile.first_talk
+        if first_line:
+            self.dialogue.append({"speaker": "me", "text": first_line})
         else:
-            line, _ = await self.answer()
-        return line
+            first_line, _ = await self.answer()
+        return first_line
 
     def copy(self, name=""):
         """Another user with the same past, for one dialogue of a group: all dialogues of the group
@@ -303,7 +303,7 @@ class Simulator(Caller):
         return User(self, profile, dialogue=[{"speaker": "me", "text": profile.first_talk}])
 
     async def check(self):
-        """Ask three questions before anything is paid for, as in a dialogue and in its language:
+        """Ask three questions before the first dialogue, as in one and in its language:
         what does a person feel at a kind reply, at a cruel one, and at the kind one again? One
         warning tells of a model that does not tell them apart, or that feels something else the
         second time.
@@ -363,7 +363,7 @@ class Simulator(Caller):
         one is printed, and kept to from then on.
 
         Returns the change of emotion in the answer; None for a scripted model, which needs no
-        check. Raises BadInput if the question is refused, BadModel if no answer can be read, and
+        check, and with a reader, which is not asked here. Raises BadInput if the question is refused, BadModel if no answer can be read, and
         TooManyLost if there is none."""
         model, problems = self.model, []
         if getattr(model, "is_scripted", False):

@@ -71,8 +71,8 @@ class Unreadable(ValueError):
 
 
 def read_answer(text, schema, code=None):
-    """The object in a model's answer, {key: value} with the keys of `schema`, which says more about
-    kinds above. What is said, the text under "response" or else under the last key, is not blank,
+    """The object in a model's answer, {key: value} with the keys of `schema` (its kinds: see the
+    top of this file). What is said, the text under "response" or else under the last key, is not blank,
     and behind it stand no keys but the schema's. code: what the prompt asked for; None: an answer of
     a log is read again, which had the right one. Raises Unreadable.
 

@@ -28,8 +28,8 @@ class BadModel(BadInput):
 
 
 class SimulatorFailed(RunError):
-    """No usable answer in as many attempts as allowed: the dialogue is dropped, and no answer is
-    made up for it."""
+    """A dialogue cannot go on, mostly because there was no usable answer in as many attempts as
+    allowed: it is dropped, and no answer is made up for it."""
 
     exit_code = 2
 
@@ -51,8 +51,8 @@ class SimulatorRefused(RunError):
 
 
 class TooManyLost(RunError):
-    """The simulator failed in more than a fifth of a batch: the run stops, to be resumed when the
-    simulator works again."""
+    """The simulator failed in more than a fifth of a batch, or at the check before the first one: the
+    run stops, to be resumed when the simulator works again."""
 
     exit_code = 75  # EX_TEMPFAIL
     on_all_ranks = True
@@ -77,8 +77,8 @@ def one_line(error):
 
 
 def explain(error, out=None, rank=0, world=1, program="rlver.py"):
-    """What a program does about an `error` that ended it; rlver.py, which ended a run in the
-    directory `out` (None: there was none yet), on this rank of a world of ranks.
+    """What a program does about the `error` that ended it. out: the directory of rlver.py's run, None
+    if there was none yet; rank, world: this rank, and how many there are.
 
     Returns (exit code, message of this rank, "" if another rank prints it). Raises the error again
     if it is a bug of ours."""

@@ -138,8 +138,8 @@ def check_model(model, tokenizer):
         raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
     # Every layer has to attend to all that came before: the trainer's mask (`policy.tree_mask`)
     # knows no window, and the engine's neither.
-    config = model.config.get_text_config()  # of a model that reads pictures, too, a part
-    context = config.max_position_embeddings  # what has none is refused by that
+    config = model.config.get_text_config()  # a part of the config of a model that reads pictures
+    context = config.max_position_embeddings  # a model without one is refused: this line raises
     kinds = getattr(config, "layer_types", None)
     if kinds is None:  # then one kind for all layers; some configs name a window and leave it off
         window = getattr(config, "sliding_window", None)

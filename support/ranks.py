@@ -138,8 +138,8 @@ def make_masters(module, device="cpu", dtype=torch.float32):
     not frozen becomes an fp32 copy. If there is a process group, masters and frozen weights are
     sharded over all ranks with FSDP2.
 
-    Until then a parameter may be in the type in which it is stored, and its memory pages of the
-    checkpoint's file: loaded from there only when they are looked at.
+    Until then a parameter may be in the type in which it is stored, and be mapped from the
+    checkpoint's file: what is not read takes no memory.
 
     Each transformer block becomes a unit of FSDP2, and all the rest another one, the root. In a
     forward pass it gathers a unit's weights just before it computes, in `dtype` (bf16 on a GPU),

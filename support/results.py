@@ -56,7 +56,7 @@ def parse_result(raw, simulator):
         turns           see `turns_of`
         start           the emotion at the start
         task            the hidden need, in words
-        intention       the same as one of INTENTIONS
+        intention       its name, a key of emotion.NEEDS, or "other"
         kind            "rational", "emotional" or "other"
         purpose         what the user comes for, one of PURPOSE_LABELS
         group           of the persona: "negative", "passive", "avoidant" or another

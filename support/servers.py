@@ -2,7 +2,7 @@
 they answered.
 
 A model is any `async def model(prompt, schema=None) -> text`. The schema says what the answer, a
-JSON object, looks like (simulator.py); a model may ignore it, because whoever asks reads the answer
+JSON object, looks like (support/answers.py); a model may ignore it, because whoever asks reads the answer
 by it and asks again. What goes wrong is one of three exceptions (support/errors.py):
 
     SimulatorFailed   no answer within CALL_TIMEOUT: this question is given up
@@ -289,7 +289,7 @@ def texts_in(content):
 
 
 def json_schema(kind):
-    """A schema of simulator.py in the words of JSON Schema. Only those are used that all servers
+    """A schema of support/answers.py in the words of JSON Schema. Only those are used that all servers
     know: bounds of numbers and lists of allowed words are left to `read_answer`."""
     if isinstance(kind, dict):
         return {

@@ -1,4 +1,4 @@
-"""support/stats.py - intervals, tests, correlations and the agreement of raters.
+"""support/stats.py - intervals, tests and correlations.
 
 Nothing here knows what the numbers are of.
 """

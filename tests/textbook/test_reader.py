@@ -99,7 +99,7 @@ def test_every_logged_change_follows_from_its_log_odds(taught):
         user = User(simulator, row["profile"], dialogue=row["dialogue"][:-1])
         text, change = asyncio.run(user.feel(row["dialogue"][-1]["text"]))
         logged = json.loads(text)
-        total = reader.START
+        total = reader.BIAS
         for name, x in logged["log_odds"].items():
             mean, std = scale[name]
             assert logged["z"][name] == pytest.approx((x - mean) / std)
