@@ -15,9 +15,11 @@ INITIAL_EMOTION = {"training": 30, "benchmark": 40}
 # The benchmark's dialogues have so many replies at most. (In training --max-turns decides.)
 BENCHMARK_TURNS = 10
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
-# The lowest emotions of SAGE's levels C, B, A and S. Below 10, in level F, the user has had enough,
-# and may say goodbye.
-LEVELS = (10, 40, 70, 100)
+# Below it, in level F, the user has had enough: it may say goodbye, the benchmark's dialogues end, and
+# a score counts a failure.
+FAILURE_BELOW = 10
+# The lowest emotions of SAGE's levels C, B, A and S.
+LEVELS = (FAILURE_BELOW, 40, 70, 100)
 
 
 def clamp_change(change):

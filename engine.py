@@ -15,6 +15,7 @@ that are not trained: behind a user or a judge, and LocalReader, which samples n
 as the trainer does.
 """
 
+from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, Clock
 from support.chat_format import ChatFormat
 from support.errors import BadInput, BadModel, PromptRefused, one_line
 from support.loading import (
@@ -25,8 +26,6 @@ from support.loading import (
     load_tokenizer,
     stop_ids,
 )
-from support.metrics import Clock
-from support.servers import LocalModel
 
 import asyncio
 import copy
@@ -490,6 +489,42 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
         why = f"{type(error).__name__} {one_line(error)}"
         raise BadModel(f"{prefix}{path}: cannot be sampled from: {why}") from None
     return engine, chat, context
+
+
+@dataclass
+class LocalModel:
+    """A model in this process. Nothing holds it to a schema: it may break the form more often than
+    one on a server."""
+
+    name: str
+    engine: object  # of the same classes as the policy's: a TorchEngine ...
+    chat: object  # ... and a ChatFormat
+    context: int  # the most tokens that prompt and answer may have together
+    rng: object  # what the engine samples with
+    temperature: float = 0.0
+    most_tokens: int = MAX_ANSWER_TOKENS  # as a ServerModel's
+
+    async def __call__(self, prompt, schema=None):
+        """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context."""
+        ids = self.chat.first_prompt(prompt) + self.chat.opening
+        left = self.context - len(ids)
+        if left < 1:
+            raise PromptRefused(
+                f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
+                f"its context of {self.context}"
+            )
+        # key: names a dialogue whose tokens the engine keeps for its next turn. Here each call is
+        # a prompt of its own, so there is nothing to keep.
+        sampled, _ = await self.engine.generate(
+            ids, min(left, self.most_tokens), self.rng, key=None
+        )
+        has_ended = sampled[-1] in self.chat.stop_ids
+        answer = Answer(self.chat.decode(sampled[:-1] if has_ended else sampled))
+        answer.tokens, answer.cut = len(sampled), not has_ended
+        answer.problem = "" if has_ended else CUT
+        if answer.thinks:
+            self.most_tokens = MAX_THINKING_TOKENS
+        return answer
 
 
 def load_local(path, temperature, flag="--simulator"):

@@ -43,15 +43,15 @@ from typing import Callable
 
 from tqdm import tqdm
 
-from emotion import BENCHMARK_TURNS, INITIAL_EMOTION, emotion_level
+from emotion import BENCHMARK_TURNS, FAILURE_BELOW, INITIAL_EMOTION, emotion_level
+from people import check_playable, load_profiles, users_of_run
 from rollout import Agent, read_reply, rollout
-from simulator import analysis_in, check_playable, load_profiles, make_simulator, users_of_run
+from simulator import analysis_in, make_simulator
 from toy import world
 
 # The modules that load torch are imported in the functions that need them: --score and --compare
 # need no model, and start at once.
 
-STOP_BELOW = 10  # a dialogue ends below this emotion
 # The second number of an agent's seed. rlver.py uses 0 (training) and 1 (evaluation), models.py 2.
 BENCHMARK = 3
 
@@ -76,7 +76,7 @@ async def hold_dialogues(policy, simulator, users, settings, path, finished_ids)
             lambda number: policy.make_agent([settings["seed"], BENCHMARK, number]),
             settings["max_turns"],
             start=settings["start"],
-            stop_below=STOP_BELOW,
+            stop_below=FAILURE_BELOW,
             own_first_line=True,
             name="benchmark",
             bar=bar,
@@ -280,16 +280,16 @@ def who_talks(args, name):
     flags and, where they do not say it, by the policy's run. --lang is the language of the users;
     for a policy that is a run it changes their prompts, but not the policy's."""
     policy = load_policy(name, args)
-    user = {
+    played_by = {
         key: getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
         for key in USUAL_USER
     }
-    users, held_out = users_to_measure_with(args, policy, user["simulator"], user["lang"])
-    name, lang, difficulty, reader = user.values()
+    player, lang, difficulty, reader = played_by.values()
+    users, held_out = users_to_measure_with(args, policy, player, lang)
     if args.simulator and not args.reader:  # another user hears by itself
         reader = None
     simulator = make_simulator(
-        name,
+        player,
         lang,
         difficulty,
         temperature=args.simulator_temperature,
@@ -300,8 +300,8 @@ def who_talks(args, name):
     settings = {
         "policy": policy.label,
         **policy.settings,
-        **user,
-        "simulator": user_label(name),
+        **played_by,
+        "simulator": user_label(player),
         "reader": reader and user_label(reader),
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in users]),
@@ -400,7 +400,8 @@ def run_before_after(args):
     args.policy = args.policy or newest_run()
     paths = [Path(args.policy) / name for name in ("before.jsonl", "after.jsonl")]
     files.refuse_overwriting({"--json": args.json}, paths)
-    for args.step, args.out in zip((0, None), paths):
+    for step, path in zip((0, None), paths):  # where it started, and its newest checkpoint
+        args.step, args.out = step, path
         ids = run_benchmark(args)
     print()
     run_comparison(args, *map(str, paths), ids=ids)

@@ -19,6 +19,7 @@ fit:
 """
 
 from support.answers import as_json, fill, load_prompt
+from support.calls import Caller
 from support.errors import (
     BadInput,
     BadModel,
@@ -27,7 +28,7 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.files import digest
-from support.servers import Caller, ServerModel
+from support.servers import ServerModel
 from support.settings import split_name
 
 import asyncio
@@ -76,8 +77,8 @@ class Reader(Caller):
         """source: a model with `async likeliest(prompts, count)`. shared: a Caller's."""
         super().__init__(self.read, **shared)
         self.source, self.name, self.words = source, source.name, WORDS[lang]
-        # {has the friend said anything before this reply?: what all questions begin with}. An empty
-        # list of what was said before would cost a small model its ear for the rest.
+        # {has the friend said anything before this reply?: what all questions begin with}. Where an
+        # empty list of earlier replies is shown, a small model tells replies apart less well.
         person, friend, reply = load_prompt("person", lang, "reader").split("\n")
         self.beginning = {True: f"{person}\n{friend}\n{reply}", False: f"{person}\n{reply}"}
         # {question: [the question, what f_reply is told of a reply above the mean of the known ones,

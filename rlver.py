@@ -32,10 +32,11 @@ from tqdm import tqdm
 from emotion import hidden_need
 from grpo import check_groups, grpo_update
 from models import DistanceFromStart, Models
+from people import profiles_of_step, users_of_run
 from policy import split_batch
 from ppo import ppo_update
 from rollout import Agent, rollout
-from simulator import profiles_of_step, simulator_of_run, users_of_run
+from simulator import simulator_of_run
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 KINDS = ("training", "evaluation")  # of rollouts; the index is a part of each dialogue's seed

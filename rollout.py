@@ -44,7 +44,7 @@ class Segment:
 class Reply:
     """One reply of the policy, whole and in its two parts."""
 
-    text: str  # as sampled, behind the template's opening
+    text: str  # what was sampled, with the template's opening in front of it
     visible: str  # what the user is told
     thought: str  # what the user is never told
     malformed: bool
@@ -107,7 +107,12 @@ class Episode:
     @property
     def tokens_sampled(self):
         """Tokens that the policy sampled, thoughts and stop tokens included."""
-        return sum(len(s.ids) for s in self.segments if s.log_probs is not None)
+        return sampled_in(self.segments)
+
+
+def sampled_in(segments):
+    """How many tokens the policy sampled in these segments."""
+    return sum(len(s.ids) for s in segments if s.log_probs is not None)
 
 
 # ------------------------------------------------------------------------- the policy's side of it
@@ -410,8 +415,6 @@ def row_of_dropped(error, user, agent=None):
         "profile_id": user.profile.id,
         "reason": reason,
         "unreadable": isinstance(error, UnreadableAnswers),
-        "tokens": sum(len(s.ids) for s in agent.segments if s.log_probs is not None)
-        if agent
-        else 0,
+        "tokens": sampled_in(agent.segments) if agent else 0,
         "dialogue": getattr(user, "dialogue", []),
     }

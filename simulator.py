@@ -16,13 +16,14 @@ answer for every model.
 The last emotion is the reward, so a policy may learn to forge it: support/answers.py keeps its words
 from setting the number, and the change is clamped to +-10.
 
-In the order of this file: the person, the user, the model behind all users, which model that is, and
-who is trained on and who is held out.
+In the order of this file: the user, the model behind all users, and which model that is. (Who the people
+are, who is trained on and who is held out is in people.py.)
 
 Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
 from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_prompt, read_answer
+from support.calls import Caller
 from support.errors import (
     BadInput,
     BadModel,
@@ -31,19 +32,18 @@ from support.errors import (
     TooManyLost,
     UnreadableAnswers,
 )
-from support.files import digest, read_jsonl, read_records
-from support.servers import Caller, ServerModel
+from support.files import digest
+from support.servers import ServerModel
 from support.settings import SCRIPTED, fold, split_name
 
 import dataclasses
 import itertools
 import json
-import random
-import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from emotion import INITIAL_EMOTION, NEEDS, clamp_change, emotion_level, move_emotion
+from emotion import INITIAL_EMOTION, clamp_change, emotion_level, move_emotion
+from people import PURPOSES, Profile, known_replies, load_profiles, story_of
 from reader import make_reader
 from toy import world
 
@@ -60,40 +60,6 @@ CHECK_REPLIES = {
         "没人想听你这点破事。为了几个臭钱跟自家人闹，你真不要脸，少来烦我。",
     ),
 }
-# What a talk is for. The prompts' purpose_*.txt tell it to the model.
-PURPOSES = (
-    "eq",  # a heart-to-heart: the user is troubled (all released users)
-    "target",  # chit-chat: first a small aim of the user's own, then what the user loves
-    "no-target",  # chit-chat: the user waits for the other one to bring something up
-)
-
-
-# ------------------------------------------------------------------------------------- the person
-
-
-@dataclass(frozen=True)
-class Profile:
-    """One simulated person. The names of the fields are those of the released JSONL files."""
-
-    id: str
-    player: str  # the persona: name, age, habits, way of speaking
-    scene: str  # the background: what happened, how replies are taken
-    main_cha: str  # persona group: negative, passive or avoidant
-    cha_group: list  # traits
-    task: str  # the hidden intention: what this person needs from the talk, and does not say
-    topic: str = ""
-    first_talk: str = ""  # a fixed first line (the benchmark's profiles have one)
-    need: str = ""  # the name of the need that `task` words, a key of NEEDS; released files: none
-    target: str = "eq"  # what the talk is for: one of PURPOSES
-
-
-def story_of(profile):
-    """What happened to a person: the first part of the background, without its heading. (All of it,
-    in scenes without headings.)"""
-    first, *_ = re.split(r"\n+(?=#)", profile.scene.strip())
-    return re.sub(r"^#.*\n", "", first)
-
-
 # ------------------------------------------------------------------------------------------- the user
 
 # What the two answers hold: schemas, see support/answers.py.
@@ -452,122 +418,3 @@ def simulator_of_run(cfg, log, clock):
         log=log,
         clock=clock,
     )
-
-
-# ------------------------------------------------------------------------------- the users of a run
-
-# The fields of a Profile that allow only certain values.
-ALLOWED_VALUES = {"need": NEEDS, "target": PURPOSES}
-# A file may use either name for a field. Left: the field of the dataclass, as in the released
-# files (mixed Chinese pinyin and English). Right: a plain English name for the same field.
-ENGLISH_NAMES = {
-    "player": "persona",
-    "scene": "background",
-    "main_cha": "persona_group",
-    "cha_group": "traits",
-    "task": "intention",
-    "first_talk": "first_line",
-}
-
-
-def load_profiles(path, flag="--profiles"):
-    """The profiles of a JSONL file, with released or English field names. flag: the one that named
-    the file, for messages. Raises BadInput, naming the line and the field."""
-    return read_records(path, Profile, flag, ENGLISH_NAMES, ALLOWED_VALUES)
-
-
-def toy_profiles(split, count=None):
-    """`count` users of the toy, of "train" or "heldout" (default: 500 and 128)."""
-    return [Profile(**row) for row in world.profiles(split, count)]
-
-
-def users_of_run(paths, held_out, simulator_name):
-    """(the users to train on, the held-out users, at most `held_out` of them). paths: the files of
-    --profiles, if there are any.
-
-        --profiles       to train on       held out
-        none             the toy's 500     the toy's held-out users
-        one file         the rest          its last fifth, at least one user
-        two files        the first file    the second file
-
-    Raises BadInput, also for two files that share users: a score on users that were trained on says
-    nothing about others."""
-    if not paths:
-        if simulator_name not in SCRIPTED:  # the toy's users are for the scripted ones alone
-            raise BadInput(
-                f"--simulator {simulator_name}: name its users with --profiles; 40 people are in "
-                "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
-                "ones are train_profile.jsonl and test_profile.jsonl"
-            )
-        return toy_profiles("train"), toy_profiles("heldout", held_out)
-    if len(paths) > 2:
-        raise BadInput("--profiles takes one file, or two: for training and held out")
-    train, *others = [load_profiles(path) for path in paths]
-    if others:
-        test = others[0][:held_out]
-    else:
-        count = min(held_out, max(1, len(train) // 5))
-        train, test = train[:-count], train[-count:]
-    check_playable(simulator_name, train + test)
-    shared = {profile.id for profile in train} & {profile.id for profile in sum(others, [])}
-    if shared or not train:
-        problem = f"user {min(shared)!r} is in both" if shared else "one profile is too few"
-        raise BadInput(
-            f"--profiles {' '.join(paths)}: {problem}; users to train on and users held out must "
-            "be different people"
-        )
-    return train, test
-
-
-def profiles_of_step(people, count, seed, step):
-    """The `count` users of a training step (steps count from 1). The needs take turns, so that all
-    are met about equally often; people whose need is not named count as one need. Of each need
-    training goes over all people once an epoch, in an order that depends on the seed, the epoch and
-    the need alone.
-
-    (Drawn from all people alike, a batch of 8 groups has no user of a given need in one step of
-    three. What the policy says to them can then change for several steps without being paid.)"""
-    of_need = {}  # {need: its people}
-    for person in people:
-        of_need.setdefault(person.need, []).append(person)
-    groups = list(of_need.values())
-    chosen = []
-    for i in range((step - 1) * count, step * count):
-        visit, n = divmod(i, len(groups))
-        group = groups[n]
-        epoch, place = divmod(visit, len(group))
-        rng = random.Random(f"{seed} {epoch}{group[0].need}")
-        chosen.append(rng.sample(group, len(group))[place])
-    return chosen
-
-
-def known_replies(used):
-    """The rows of prompts/replies.jsonl that are `used` for "weights", "test" or "fitness", each
-    with the "profile" that it is said to, and the "dialogue" that it ends."""
-    people = toy_profiles("train") + toy_profiles("heldout")
-    people += load_profiles(PROMPTS / "profiles" / "en_test.jsonl")
-    profiles = {profile.id: profile for profile in people}
-    rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] == used]
-    for row in rows:
-        row["profile"] = profile = profiles[row["user"]]
-        if "line" not in row:  # to a person of the toy
-            scene = world.read_scene(profile.scene, profile.task)
-            row["line"] = world.users_line(0, scene.story, scene.cues, "Emotion-C")
-        replies = [{"speaker": "friend", "text": text} for text in [*row["earlier"], row["reply"]]]
-        row["dialogue"] = [{"speaker": "me", "text": row["line"]}, *replies]
-    return rows
-
-
-# -------------------------------------------------------------------------------- who can play whom
-
-
-def check_playable(simulator_name, profiles):
-    """Raise BadInput if this simulator cannot play one of `profiles`. A language model can play
-    everybody; the scripted users play the toy's people."""
-    if simulator_name not in SCRIPTED:
-        return
-    for profile in profiles:
-        try:
-            world.read_scene(profile.scene, profile.task)
-        except world.NotOfThisWorld as error:
-            raise BadInput(f"profile {profile.id!r}: {error}") from None

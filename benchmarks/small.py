@@ -15,6 +15,7 @@ import os
 import numpy as np
 from tqdm.asyncio import tqdm
 
+import people
 import simulator
 from rollout import Reply, converse
 from toy import world
@@ -58,7 +59,7 @@ CONSTANTS = {
 def constants(users=8):
     """The mean final emotion, from 30, of held-out people of the toy who hear the CONSTANTS: {"finals":
     {policy: emotion}}."""
-    profiles = [simulator.Profile(**row) for row in world.profiles("heldout", users)]
+    profiles = [people.Profile(**row) for row in world.profiles("heldout", users)]
     model = simulator.make_simulator("toy", reader=f"local:{READER}", concurrency=users)
 
     async def final(profile, replies):

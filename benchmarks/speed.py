@@ -34,10 +34,11 @@ import numpy as np
 import torch
 
 from engine import TorchEngine
+from people import toy_profiles
 from policy import Policy, micro_batches
 from ppo import policy_loss
 from rollout import Agent, Episode, Segment, rollout
-from simulator import Simulator, make_simulator, toy_profiles
+from simulator import Simulator, make_simulator
 from toy import world
 
 DEFAULTS = resolve_settings({})

@@ -36,6 +36,7 @@ from support.settings import Parser, positive
 
 import numpy as np
 
+import people
 import simulator
 from benchmarks import small
 from tools import fitness
@@ -176,7 +177,7 @@ def scores_of_needs(place):
     """{need: mean final emotion of its held-out users} in the last evaluation of a run."""
     rows = recorded_dialogues(place / "dialogues.jsonl")
     rows = [row for row in rows if row["split"] == "heldout"]
-    need_of = {profile.id: profile.need for profile in simulator.toy_profiles("heldout")}
+    need_of = {profile.id: profile.need for profile in people.toy_profiles("heldout")}
     finals = {}  # {need: [final emotion of each of its users]}
     for row in rows:
         if row["step"] == rows[-1]["step"]:
@@ -189,10 +190,10 @@ def strict_emotions(place):
     run. A malformed dialogue counts 0, as its reward does."""
     rows = recorded_dialogues(place / "dialogues.jsonl")
     dialogues = [row for row in rows if row["split"] == "train"]
-    people = {profile.id: profile for profile in simulator.toy_profiles("train")}
+    profiles = {profile.id: profile for profile in people.toy_profiles("train")}
     strict = simulator.make_simulator("toy")
     finals = {}  # {step: [final emotion of each dialogue]}
-    for dialogue, felt in zip(dialogues, asyncio.run(replay_all(dialogues, strict, people))):
+    for dialogue, felt in zip(dialogues, asyncio.run(replay_all(dialogues, strict, profiles))):
         finals.setdefault(dialogue["step"], []).append(final_score(dialogue, felt))
     return [float(np.mean(finals[step])) for step in sorted(finals)]
 

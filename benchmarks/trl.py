@@ -35,9 +35,10 @@ from transformers import DynamicCache, TrainerCallback
 
 from engine import TorchEngine
 from models import Models
+from people import profiles_of_step, users_of_run
 from rlver import KINDS, train
 from rollout import Agent, rollout
-from simulator import profiles_of_step, simulator_of_run, users_of_run
+from simulator import simulator_of_run
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
 PYTHON = ROOT / ".venv-trl" / "bin" / "python"

@@ -42,8 +42,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from people import Profile
 from pictures import draw
-from simulator import Profile
 from tools.replay import final_score, replay
 from toy import world
 

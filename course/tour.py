@@ -39,10 +39,11 @@ import torch
 from engine import TorchEngine
 from grpo import group_advantages, grpo_update
 from models import adamw
+from people import toy_profiles
 from policy import Policy, micro_batches, pack
 from ppo import gae, identity, place_rewards, policy_loss
 from rollout import Agent, converse, rollout
-from simulator import User, make_simulator, toy_profiles
+from simulator import User, make_simulator
 from toy import world
 
 

@@ -8,8 +8,9 @@ rlver.py, evaluate.py, the reports and the tools read files through this one.
 
 from support.errors import BadInput
 from support.files import read_jsonl
-from support.metrics import score_summary, scores_by, signs, signs_in_words
+from support.metrics import score_summary, scores_by
 from support.settings import print_folded, scripted_notice
+from support.signs import signs, signs_in_words
 from support.stats import sign_flips, spearman
 
 import re

@@ -12,11 +12,11 @@ scripted says so.
 """
 
 from support import STARTED
+from support.calls import CallLog, Clock
 from support.errors import BadInput, CannotWrite, one_line
 from support.files import append_line, lock, read_json, size_of, write_json
-from support.metrics import Clock, warnings_of
+from support.metrics import warnings_of
 from support.results import metrics_of, print_table
-from support.servers import CallLog
 from support.settings import (
     SCRIPTED,
     fold,

@@ -1,11 +1,8 @@
-"""support/servers.py - asking language models, on a server or in this process, and the log of what
-they answered.
+"""support/servers.py - a language model on a server that speaks OpenAI's protocol.
 
-A model is any `async def model(prompt, schema=None) -> text`. The schema says what the answer, a
-JSON object, looks like (support/answers.py); a model may ignore it, because whoever asks reads the answer
-by it and asks again. What goes wrong is one of three exceptions (support/errors.py):
+What goes wrong is one of three exceptions (support/errors.py):
 
-    SimulatorFailed   no answer within CALL_TIMEOUT: this question is given up
+    SimulatorFailed   no answer within CALL_TIMEOUT, or in TRIES tries: this question is given up
     PromptRefused     the model refuses this prompt, not others (too long, a content filter)
     SimulatorRefused  it will refuse every prompt (a wrong key, an unknown model)
 
@@ -13,52 +10,27 @@ by it and asks again. What goes wrong is one of three exceptions (support/errors
 second.
 """
 
+from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer
 from support.errors import BadInput, PromptRefused, SimulatorFailed, SimulatorRefused, one_line
-from support.files import append_line, cut_unfinished_line, read_jsonl, without_surrogates
-from support.metrics import Clock
+from support.files import without_surrogates
 
 import asyncio
-import copy
 import json
 import os
 import re
 import sys
-import time
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from tqdm import tqdm
 
-# The most tokens of a user's answer: twice the longest readable one that was measured. A small model
-# may go on for ever inside of a string.
-MAX_ANSWER_TOKENS = 800
-MAX_THINKING_TOKENS = 4096  # the same for a model that thinks before it answers
 CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all tries together
 TRIES = 8  # how often a question is asked whose response holds no answer: each may be paid for
 # What a response may have as its finish_reason where there is no answer: the server's fault, or the
 # words that were asked.
 FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
-CUT = "cut by the limit of tokens"
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
-
-
-class Answer(str):
-    """The text of an answer. (A script's is a plain str.)"""
-
-    thought = ""  # reasoning that the server has taken out of the text
-    cut = False  # was it ended by the limit of tokens?
-    problem = ""  # why it cannot be read, if it is empty or cut
-    likeliest = ()  # [(text, log-prob)] of the first token, if they were asked for
-    tokens = None  # how many it has, those of the thought too, where the model counts them
-
-    @property
-    def thinks(self):
-        """Did the model think before it answered? One that was cut within a thought did not get as
-        far as the answer, or the end of the thought."""
-        has_begun = self.lstrip().startswith(("{", "```"))
-        return bool(self.thought) or (not has_begun and (self.cut or "</think>" in self))
 
 
 # ------------------------------------------------------------------------------ a model on a server
@@ -342,114 +314,3 @@ def read_key():
     if not re.fullmatch("[!-~]+", key.strip()):
         raise BadInput("$RLVER_API_KEY or $OPENAI_API_KEY holds a character that no key can hold")
     return key.strip()
-
-
-# --------------------------------------------------------------------------- a model in this process
-
-
-@dataclass
-class LocalModel:
-    """A model in this process. Nothing holds it to a schema: it may break the form more often than
-    one on a server."""
-
-    name: str
-    engine: object  # of the same classes as the policy's: a TorchEngine ...
-    chat: object  # ... and a ChatFormat
-    context: int  # the most tokens that prompt and answer may have together
-    rng: object  # what the engine samples with
-    temperature: float = 0.0
-    most_tokens: int = MAX_ANSWER_TOKENS  # as a ServerModel's
-
-    async def __call__(self, prompt, schema=None):
-        """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context."""
-        ids = self.chat.first_prompt(prompt) + self.chat.opening
-        left = self.context - len(ids)
-        if left < 1:
-            raise PromptRefused(
-                f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
-                f"its context of {self.context}"
-            )
-        # key: names a dialogue whose tokens the engine keeps for its next turn. Here each call is
-        # a prompt of its own, so there is nothing to keep.
-        sampled, _ = await self.engine.generate(
-            ids, min(left, self.most_tokens), self.rng, key=None
-        )
-        has_ended = sampled[-1] in self.chat.stop_ids
-        answer = Answer(self.chat.decode(sampled[:-1] if has_ended else sampled))
-        answer.tokens, answer.cut = len(sampled), not has_ended
-        answer.problem = "" if has_ended else CUT
-        if answer.thinks:
-            self.most_tokens = MAX_THINKING_TOKENS
-        return answer
-
-
-# ---------------------------------------------------------------------------------- the log of calls
-
-
-class Caller:
-    """Who calls a model: `concurrency` calls at once (None: any number), timed by `clock`, and kept
-    in `log`."""
-
-    def __init__(self, model, *, log=None, clock=None, concurrency=None):
-        """model: any `async def model(prompt, schema) -> text`."""
-        self.model = model
-        self.name = getattr(model, "name", "")
-        self.log = log or CallLog()
-        self.clock = clock or Clock()
-        self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
-
-    async def call(self, prompt, schema, key):
-        """One call to the model, which is logged. Returns the text. Where answers are kept, equal
-        questions at the same time share a call, whatever comes of it."""
-        if not self.log.path:
-            return await self.call_model(prompt, schema, key)
-        calls = self.log.calls
-        if key not in calls:
-            calls[key] = asyncio.create_task(self.call_model(prompt, schema, key))
-            calls[key].add_done_callback(lambda call: calls.pop(key))
-        return await asyncio.shield(calls[key])
-
-    async def call_model(self, prompt, schema, key):
-        """The call itself."""
-        async with self.slots:
-            began = time.perf_counter()
-            with self.clock.during("calls"):
-                text = await self.model(prompt, schema)
-        self.log.write(key, text, time.perf_counter() - began)
-        return text
-
-    def unlogged(self):
-        """The same one with an empty log: an old answer says nothing about the model of today."""
-        other = copy.copy(self)
-        other.log = CallLog()
-        return other
-
-
-@dataclass
-class CallLog:
-    """All answers that were paid for, one line of JSON each, so that none is paid for twice: the
-    answers of this run and of earlier logs, which `Simulator.ask` searches before it asks the
-    model. Of two answers under one key the first counts. Without a file nothing is kept."""
-
-    path: Path = None  # the file to append to
-    answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
-    calls: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
-    waiting: list = field(default_factory=list)  # rows, until the directory of a run is made
-
-    def read(self, path):
-        """Read the answers of a log. Half a line that a killed run left is cut off, if it is ours."""
-        if path == self.path:
-            cut_unfinished_line(path)
-        for _, row, _ in read_jsonl(path):
-            if isinstance(row, dict) and "key" in row and "answer" in row:
-                self.answers.setdefault(row["key"], row["answer"])
-
-    def write(self, key, text, seconds):
-        """Append one answer."""
-        if self.path:
-            self.answers[key] = text
-            tokens = getattr(text, "tokens", None)
-            row = {"key": key, "answer": text, "seconds": round(seconds, 4), "tokens": tokens}
-            self.waiting.append(row)
-            while self.waiting and self.path.parent.exists():
-                append_line(self.path, self.waiting.pop(0))

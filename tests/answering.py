@@ -4,7 +4,8 @@ a user over such a model, whose answers a test knows by heart."""
 import json
 import re
 
-from simulator import Profile, Simulator, User
+from people import Profile
+from simulator import Simulator, User
 from toy.world import code_in
 
 CODE = "kqvt"  # of an answer that no prompt asked for, or in place of the prompt's code

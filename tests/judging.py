@@ -10,7 +10,8 @@ import random
 import simulator
 from answering import coded, feeling
 from emotion import NEEDS
-from simulator import CHECK_REPLIES, toy_profiles
+from people import toy_profiles
+from simulator import CHECK_REPLIES
 from tools.dialogues import load_dialogues
 from toy import world
 from toy.judge import ScriptedJudge, filled

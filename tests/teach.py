@@ -12,8 +12,9 @@ import torch.nn.functional as F
 
 import conftest  # first: it sets the path
 from engine import LocalReader
+from people import known_replies
 from reader import Reader
-from simulator import Simulator, User, known_replies
+from simulator import Simulator, User
 from toy import world
 
 YES_NO = ("yes", "no")

@@ -8,9 +8,9 @@ judge might have said. A judge sees no thoughts. tools/dialogues.py says what it
 """
 
 from support.answers import PROMPTS
+from support.calls import MAX_THINKING_TOKENS, CallLog
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest
-from support.servers import MAX_THINKING_TOKENS, CallLog
 from support.settings import SCRIPTED, not_negative
 
 import asyncio

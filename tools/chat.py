@@ -15,8 +15,8 @@ import asyncio
 import secrets
 from textwrap import indent
 
-from emotion import hidden_need
-from evaluate import BENCHMARK, STOP_BELOW, add_flags_of_talk, load_policy, who_talks
+from emotion import FAILURE_BELOW, hidden_need
+from evaluate import BENCHMARK, add_flags_of_talk, load_policy, who_talks
 from simulator import User, analysis_in
 
 INDENT = 26 * " "  # of what the other side does not see
@@ -95,7 +95,7 @@ def show(args):
         first_line = await user.open()
         if profile.first_talk:  # else `answer` made it, and has shown it
             user.show(first_line)
-        return await converse(agent, user, first_line, args.max_turns, stop_below=STOP_BELOW)
+        return await converse(agent, user, first_line, args.max_turns, stop_below=FAILURE_BELOW)
 
     episode = asyncio.run(talk())
     scale = scale_of_settings(settings)

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from simulator import Profile, load_profiles, toy_profiles
+from people import Profile, load_profiles, toy_profiles
 
 # -------------------------------------------------------------------------------- reading the files
 

@@ -21,9 +21,9 @@ put a second time are always asked.
 from support.answers import PROMPTS
 from support.errors import BadInput, BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
 from support.files import read_jsonl
-from support.metrics import words_of
 from support.servers import CALL_TIMEOUT
 from support.settings import SCRIPTED, fold, from_anywhere, positive
+from support.signs import words_of
 from support.stats import auc, interval
 
 import asyncio
@@ -36,7 +36,8 @@ from itertools import product
 from tqdm.asyncio import tqdm
 
 from emotion import emotion_level
-from simulator import User, known_replies, make_simulator
+from people import known_replies
+from simulator import User, make_simulator
 from tools.asking import open_call_log
 from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
 

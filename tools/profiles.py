@@ -16,9 +16,9 @@ where it was and ends with the same file.
 """
 
 from support.answers import fill
+from support.calls import MAX_THINKING_TOKENS
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
-from support.servers import MAX_THINKING_TOKENS
 from support.settings import SCRIPTED, Parser, fraction, natural, positive
 
 import asyncio
@@ -32,7 +32,8 @@ from pathlib import Path
 from tqdm.asyncio import tqdm
 
 from emotion import NEEDS, need_of
-from simulator import Profile, User, load_profiles, make_simulator
+from people import Profile, load_profiles
+from simulator import User, make_simulator
 from tools.asking import load_text, open_call_log
 from toy import world
 

@@ -28,7 +28,8 @@ import numpy as np
 from tqdm.asyncio import tqdm
 
 from evaluate import USUAL_USER, user_label
-from simulator import User, check_playable, make_simulator
+from people import check_playable
+from simulator import User, make_simulator
 from tools.asking import ask_files, made_by, open_call_log
 from tools.dialogues import (
     check_files,

@@ -12,7 +12,7 @@ from support.settings import Parser
 
 from pathlib import Path
 
-from simulator import users_of_run
+from people import users_of_run
 
 
 def draw_again(args):

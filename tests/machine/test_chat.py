@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from simulator import toy_profiles
+from people import toy_profiles
 from tools import chat
 
 RAW = re.compile('"change": -?\\d')  # of an analysis as the model wrote it

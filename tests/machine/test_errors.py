@@ -21,9 +21,10 @@ import pytest
 from answering import tagged
 from engine import TorchEngine
 from grpo import check_groups
+from people import toy_profiles
 from rollout import Episode
 from runs import alike, go, go_on, metrics, rows, summary
-from simulator import User, toy_profiles
+from simulator import User
 from toy import world
 from toy.words import PEOPLE
 

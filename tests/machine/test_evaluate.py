@@ -10,9 +10,10 @@ import pytest
 
 import evaluate
 import rlver
+from people import load_profiles, users_of_run
 from result_files import SHORT, lines, measure, train, write
 from server import Loopback, completion
-from simulator import load_profiles, make_simulator, users_of_run
+from simulator import make_simulator
 from toy import world
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

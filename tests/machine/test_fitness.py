@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from answering import coded, feeling, saying
+from people import known_replies
 from server import Loopback, completion, failure
 from tools import fitness
 
-ROWS = [*fitness.known_replies("fitness"), *fitness.known_replies("test")]
+ROWS = [*known_replies("fitness"), *known_replies("test")]
 KINDS = {row["reply"]: row["kind"] for row in ROWS}
 
 
@@ -209,7 +210,7 @@ def test_lines_out_of_their_part_are_counted():
 
 
 def test_a_scripted_user_hears_the_toys_people(tmp_path, capsys):
-    rows = fitness.known_replies("test")
+    rows = known_replies("test")
     assert len(rows) == 120 and {row["profile"].id[:3] for row in rows} == {"toy"}
     assert len(ROWS) == 180  # never those that set weights
     assert fitness.main(["--simulator", "toy", "--replies", "20"]) == 1  # it knows the toy's words

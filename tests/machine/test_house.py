@@ -17,18 +17,8 @@ FOLDERS = {
     name: sorted(ROOT.glob(f"{name}/**/*.py"))
     for name in ("support", "toy", "tools", "course", "benchmarks", "recipes", "tests")
 }
-TAUGHT = (
-    "rlver",
-    "rollout",
-    "emotion",
-    "simulator",
-    "reader",
-    "ppo",
-    "grpo",
-    "policy",
-    "models",
-    "lora",
-)  # beside the paper
+# beside the paper
+TAUGHT = "rlver rollout emotion people simulator reader ppo grpo policy models lora".split()
 
 TOKENS_PER_STATEMENT = 14
 

@@ -11,8 +11,9 @@ from collections import Counter
 import pytest
 
 from emotion import NEEDS, need_of
+from people import check_playable, load_profiles
 from result_files import write
-from simulator import Simulator, check_playable, load_profiles
+from simulator import Simulator
 from tools import profiles
 from tools.asking import load_text
 from tools.profiles import SCHEMAS, draw_drafts, write_users

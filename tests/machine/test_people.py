@@ -14,10 +14,11 @@ import evaluate
 import rlver
 from answering import CHAINS, Model
 from emotion import NEEDS, need_of
+from people import load_profiles, profiles_of_step, toy_profiles
 from result_files import SHORT, measure
 from runs import output_of
 from server import Loopback, mild_answer
-from simulator import Simulator, User, load_profiles, profiles_of_step, toy_profiles
+from simulator import Simulator, User
 from tools import chat, replay
 
 PROFILES = PROMPTS / "profiles"

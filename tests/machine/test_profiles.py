@@ -13,7 +13,8 @@ from itertools import combinations
 import pytest
 
 from emotion import NEEDS
-from simulator import Simulator, User, check_playable, load_profiles
+from people import check_playable, load_profiles
+from simulator import Simulator, User
 from toy import world
 
 COUNTS = {"en_train": 16, "en_test": 8, "zh_train": 10, "zh_test": 6}

@@ -9,8 +9,8 @@ import pytest
 
 import judging
 import simulator
+from people import toy_profiles
 from result_files import lines, measure, train, write
-from simulator import toy_profiles
 from tools import replay
 from tools.dialogues import load_dialogues
 

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from simulator import toy_profiles
+from people import toy_profiles
 from tools.report import main
 
 # What a policy, or a user's model, might say. Each must come out as the text that it is.

@@ -26,6 +26,7 @@ import torch
 import evaluate
 import rlver
 from conftest import ROOT
+from people import toy_profiles
 from policy import split_batch
 from runs import (
     ALGO,
@@ -44,7 +45,6 @@ from runs import (
     summary,
     words,
 )
-from simulator import toy_profiles
 from tools import replay
 
 pytestmark = pytest.mark.usefixtures("moods")

@@ -2,6 +2,7 @@
 dialogues side by side, and whole runs. A real server on loopback (server.py) has every fault that
 three days of dialogues will meet."""
 
+from support.calls import MAX_ANSWER_TOKENS, CallLog
 from support.errors import (
     BadInput,
     PromptRefused,
@@ -10,7 +11,7 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.rundir import open_run
-from support.servers import FORMATS, MAX_ANSWER_TOKENS, CallLog, ServerModel, json_schema
+from support.servers import FORMATS, ServerModel, json_schema
 from support.settings import make_parser
 
 import asyncio
@@ -24,12 +25,13 @@ import pytest
 import evaluate
 import rlver
 from answering import Model, coded, feeling
+from people import toy_profiles
 from result_files import measure
 from rollout import rollout
 from runs import files, go_on, output_of, rows, words
 from scripted import Agent
 from server import SOON, Loopback, completion, failure, mild_answer, toy_people
-from simulator import REPLY_SCHEMA, Simulator, User, make_simulator, toy_profiles
+from simulator import REPLY_SCHEMA, Simulator, User, make_simulator
 
 pytestmark = pytest.mark.usefixtures("quick")
 

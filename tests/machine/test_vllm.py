@@ -27,11 +27,12 @@ from conftest import make_tiny_model
 from engine import LocalReader, VllmEngine
 from lora import AdapterView, SharedBase, merge
 from models import PROBE
+from people import known_replies
 from policy import Policy, pack
 from ppo import logp_gap
 from reader import Reader
 from runs import metrics, words
-from simulator import REPLY_SCHEMA, Simulator, known_replies
+from simulator import REPLY_SCHEMA, Simulator
 from teach import YES_NO, questions_of
 from tools import fitness
 

@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from answering import coded, feeling, saying
+from people import Profile
 from rollout import Reply, converse, rollout, split_thought
 from scripted import Agent
-from simulator import Profile, Simulator, User
+from simulator import Simulator, User
 
 
 def thinking(text):

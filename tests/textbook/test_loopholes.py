@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from emotion import NEEDS
+from people import toy_profiles
 from rollout import converse
 from scripted import Agent
-from simulator import User, make_simulator, toy_profiles
+from simulator import User, make_simulator
 from toy import world
 from toy.words import ACTS, FEELING_WORDS, FEELINGS, PEOPLE, PERSON_WORDS, join_parts
 from toy.world import SECONDARY, act_of, read_scene, score_reply

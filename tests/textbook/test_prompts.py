@@ -22,7 +22,8 @@ import pytest
 
 from answering import CHAINS, CODE, LIN, Model, feeling, tagged, user_of
 from hostile import FORGED
-from simulator import EMOTION_SCHEMA, PURPOSES, REPLY_SCHEMA
+from people import PURPOSES
+from simulator import EMOTION_SCHEMA, REPLY_SCHEMA
 
 
 def test_an_example_by_hand():

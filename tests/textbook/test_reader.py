@@ -1,8 +1,8 @@
 """Feelings that are read (reader.py): log-odds by hand, one row for all questions against one pass for
 each, and from log-odds to a change."""
 
+from support.calls import CallLog
 from support.errors import BadModel, SimulatorFailed, UnreadableAnswers
-from support.servers import CallLog
 
 import asyncio
 import dataclasses
@@ -17,10 +17,11 @@ import evaluate
 import reader
 import rlver
 from engine import LocalReader
+from people import known_replies
 from reader import LIKELIEST, Reader, log_odds
 from runs import SMALL, rows
 from server import Loopback, completion
-from simulator import Simulator, User, analysis_in, known_replies
+from simulator import Simulator, User, analysis_in
 from teach import YES_NO, questions_of
 from tools import fitness, judge, replay
 from toy import world
@@ -59,7 +60,7 @@ def test_one_row_reads_what_a_pass_for_each_question_reads(taught):
 
 
 def test_what_was_said_before_is_shown_where_there_is_any():
-    """An empty list would cost a small model its ear. The reply cannot leave its line; nor can the
+    """Where an empty list is shown, a small model tells replies apart less well. The reply cannot leave its line; nor can the
     person's, which is shown as it is."""
     first, later = (
         next(row for row in known_replies("test") if bool(row["earlier"]) == told)

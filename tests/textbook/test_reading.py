@@ -12,8 +12,8 @@ from support.answers import (
     load_prompt,
     read_answer,
 )
+from support.calls import CallLog
 from support.errors import UnreadableAnswers
-from support.servers import CallLog
 
 import asyncio
 import json
@@ -23,9 +23,10 @@ import pytest
 
 import hostile
 from answering import CODE, LIN, Model, feeling, saying, user_of
+from people import Profile
 from rollout import converse
 from scripted import Agent
-from simulator import EMOTION_SCHEMA, REPLY_SCHEMA, Profile, Simulator, User
+from simulator import EMOTION_SCHEMA, REPLY_SCHEMA, Simulator, User
 from toy.world import code_in
 
 

@@ -1,7 +1,8 @@
 """The simulator that all users share: the check before the first dialogue, prompts that are
 refused, the clock. (How it asks: test_reading.py.)"""
 
-from support import metrics
+from support import calls
+from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, CallLog
 from support.errors import (
     BadInput,
     PromptRefused,
@@ -10,14 +11,6 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.files import read_jsonl
-from support.servers import (
-    CUT,
-    MAX_ANSWER_TOKENS,
-    MAX_THINKING_TOKENS,
-    Answer,
-    CallLog,
-    LocalModel,
-)
 
 import asyncio
 from types import SimpleNamespace
@@ -25,7 +18,9 @@ from types import SimpleNamespace
 import pytest
 
 from answering import Model, feeling, user_of
-from simulator import CHECK_REPLIES, Simulator, User, toy_profiles
+from engine import LocalModel
+from people import toy_profiles
+from simulator import CHECK_REPLIES, Simulator, User
 
 
 def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
@@ -169,8 +164,8 @@ def test_the_clock_counts_what_the_gpu_waits_for_the_user(monkeypatch):
     """Seconds with a call in flight and no sampling. Calls overlap, so their durations must not add
     up; an idle second and a second of sampling are not the user's."""
     now = [0]
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    clock = metrics.Clock()
+    monkeypatch.setattr(calls, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = calls.Clock()
     now[0] += 1  # nothing at all
     with clock.during("calls"):
         now[0] += 2  # counts

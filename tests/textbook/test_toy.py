@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from emotion import NEEDS
-from simulator import Profile, User, make_simulator, toy_profiles
+from people import Profile, toy_profiles
+from simulator import User, make_simulator
 from toy import world
 from toy.words import ACTS, CUES, FEELING_WORDS, PERSON_WORDS, join_parts
 from toy.world import SECONDARY, NotOfThisWorld, act_of, read_scene, score_reply

@@ -10,14 +10,9 @@ import json
 import pytest
 
 from answering import LIN
+from people import Profile, check_playable, load_profiles, toy_profiles
 from result_files import write
-from simulator import (
-    Profile,
-    check_playable,
-    load_profiles,
-    make_simulator,
-    toy_profiles,
-)
+from simulator import make_simulator
 
 
 def test_an_example_by_hand(tmp_path):

@@ -1,0 +1,139 @@
+"""support/calls.py - calling a language model: what it answers, how many calls at once, the log of all
+answers, and the time that a run waits for them.
+
+A model is any `async def model(prompt, schema=None) -> text`. The schema says what the answer, a
+JSON object, looks like (support/answers.py); a model may ignore it, because whoever asks reads the
+answer by it and asks again.
+"""
+
+from support.files import append_line, cut_unfinished_line, read_jsonl
+
+import asyncio
+import copy
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# The most tokens of a user's answer: twice the longest readable one that was measured. A small model
+# may go on for ever inside of a string.
+MAX_ANSWER_TOKENS = 800
+MAX_THINKING_TOKENS = 4096  # the same for a model that thinks before it answers
+CUT = "cut by the limit of tokens"
+
+
+class Answer(str):
+    """The text of an answer. (A script's is a plain str.)"""
+
+    thought = ""  # reasoning that the server has taken out of the text
+    cut = False  # was it ended by the limit of tokens?
+    problem = ""  # why it cannot be read, if it is empty or cut
+    likeliest = ()  # [(text, log-prob)] of the first token, if they were asked for
+    tokens = None  # how many it has, those of the thought too, where the model counts them
+
+    @property
+    def thinks(self):
+        """Did the model think before it answered? One that was cut within a thought did not get as
+        far as the answer, or the end of the thought."""
+        has_begun = self.lstrip().startswith(("{", "```"))
+        return bool(self.thought) or (not has_begun and (self.cut or "</think>" in self))
+
+
+@dataclass
+class Clock:
+    """Measures how long the run only waits for the model of the simulated users."""
+
+    # the seconds in which at least one call to their model was under way and the policy was
+    # sampling nothing
+    simulator: float = 0.0
+    last_tick: float = field(default_factory=time.perf_counter)
+    under_way: Counter = field(default_factory=Counter)  # of "calls" and of "samplers"
+
+    def tick(self):
+        """Count the time since the last tick."""
+        now = time.perf_counter()
+        if self.under_way["calls"] and not self.under_way["samplers"]:
+            self.simulator += now - self.last_tick
+        self.last_tick = now
+
+    @contextmanager
+    def during(self, kind):
+        """A context in which one more of "calls" or of "samplers" is under way."""
+        self.tick()
+        self.under_way[kind] += 1
+        try:
+            yield
+        finally:
+            self.tick()
+            self.under_way[kind] -= 1
+
+
+class Caller:
+    """Who calls a model: `concurrency` calls at once (None: any number), timed by `clock`, and kept
+    in `log`."""
+
+    def __init__(self, model, *, log=None, clock=None, concurrency=None):
+        """model: any `async def model(prompt, schema) -> text`."""
+        self.model = model
+        self.name = getattr(model, "name", "")
+        self.log = log or CallLog()
+        self.clock = clock or Clock()
+        self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
+
+    async def call(self, prompt, schema, key):
+        """One call to the model, which is logged. Returns the text. Where answers are kept, equal
+        questions at the same time share a call, whatever comes of it."""
+        if not self.log.path:
+            return await self.call_model(prompt, schema, key)
+        calls = self.log.calls
+        if key not in calls:
+            calls[key] = asyncio.create_task(self.call_model(prompt, schema, key))
+            calls[key].add_done_callback(lambda call: calls.pop(key))
+        return await asyncio.shield(calls[key])
+
+    async def call_model(self, prompt, schema, key):
+        """The call itself."""
+        async with self.slots:
+            began = time.perf_counter()
+            with self.clock.during("calls"):
+                text = await self.model(prompt, schema)
+        self.log.write(key, text, time.perf_counter() - began)
+        return text
+
+    def unlogged(self):
+        """The same one with an empty log: an old answer says nothing about the model of today."""
+        other = copy.copy(self)
+        other.log = CallLog()
+        return other
+
+
+@dataclass
+class CallLog:
+    """All answers that were paid for, one line of JSON each, so that none is paid for twice: the
+    answers of this run and of earlier logs, which `Simulator.ask` searches before it asks the
+    model. Of two answers under one key the first counts. Without a file nothing is kept."""
+
+    path: Path = None  # the file to append to
+    answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
+    calls: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
+    waiting: list = field(default_factory=list)  # rows, until the directory of a run is made
+
+    def read(self, path):
+        """Read the answers of a log. Half a line that a killed run left is cut off, if it is ours."""
+        if path == self.path:
+            cut_unfinished_line(path)
+        for _, row, _ in read_jsonl(path):
+            if isinstance(row, dict) and "key" in row and "answer" in row:
+                self.answers.setdefault(row["key"], row["answer"])
+
+    def write(self, key, text, seconds):
+        """Append one answer."""
+        if self.path:
+            self.answers[key] = text
+            tokens = getattr(text, "tokens", None)
+            row = {"key": key, "answer": text, "seconds": round(seconds, 4), "tokens": tokens}
+            self.waiting.append(row)
+            while self.waiting and self.path.parent.exists():
+                append_line(self.path, self.waiting.pop(0))
