@@ -22,7 +22,7 @@ from support.rundir import checkpoints, refuse_other_heldout, state_of
 from support.servers import ServerModel
 from support.settings import (
     Parser,
-    emotion,
+    emotion_value,
     from_anywhere,
     json_object,
     natural,
@@ -518,7 +518,7 @@ def add_flags_of_talk(parser):
     add("--world", choices=["chit-chat"], help="users who chat, in place of users with a trouble")
     add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")
     start = INITIAL_EMOTION["benchmark"]
-    add("--start", type=emotion, metavar="E", default=start, help="emotion (default: 40)")
+    add("--start", type=emotion_value, metavar="E", default=start, help="emotion (default: 40)")
     text = f"replies in a dialogue, at most (default: {BENCHMARK_TURNS})"
     add("--max-turns", type=positive, metavar="N", default=BENCHMARK_TURNS, help=text)
     text = "of the model that plays the users (default: 0)"

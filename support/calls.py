@@ -75,7 +75,8 @@ class Caller:
     in `log`."""
 
     def __init__(self, model, *, log=None, clock=None, concurrency=None):
-        """model: any `async def model(prompt, schema) -> text`."""
+        """model: any `async def model(prompt, schema) -> text`. (A Reader's takes all questions about a
+        reply, and the two words.)"""
         self.model = model
         self.name = getattr(model, "name", "")
         self.log = log or CallLog()

@@ -1,7 +1,8 @@
 """support/rundir.py - the directory of a run: its lock, logs and checkpoints; how a run goes on; and
 what it prints.
 
-    config.json  metrics.jsonl  dialogues.jsonl  calls.jsonl  start.pt  checkpoint-000050/
+    config.json  heldout.json  metrics.jsonl  dialogues.jsonl  dropped.jsonl  calls.jsonl  start.pt
+    checkpoint-000050/  summary.json  report.html  learning_curve.png
 
 A run may be killed at any moment. So a file is written under another name and renamed, logs grow by
 whole lines, and a checkpoint knows how long each log was: what was logged after it is cut off, and
@@ -380,7 +381,7 @@ def dialogue_text(title, episode, hidden_need):
     lines = [
         f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, final emotion "
         f"{episode.emotion}",
-        f"    user  [{INITIAL_EMOTION['training']:3}]  {episode.first_line}",
+        f"    user  [{episode.start:3}]  {episode.first_line}",
     ]
     for turn in episode.turns:
         if turn.thought:

@@ -134,6 +134,7 @@ class ServerModel:
                         if not self.gives_way(str(error), asked):
                             raise
                         continue
+                    # an error's status has been seen by `client_that_tells`
                     _, answer = read_response(response.text)
                     if answer is not None:
                         self.has_answered = True

@@ -25,7 +25,7 @@ def pearson(x, y):
 
 def spearman(x, y):
     """Correlation of ranks (Spearman's)."""
-    return pearson(ranks(x), ranks(y))
+    return pearson(rank_values(x), rank_values(y))
 
 
 def auc(a, b):
@@ -35,7 +35,7 @@ def auc(a, b):
     return np.mean((differences > 0) + 0.5 * (differences == 0))
 
 
-def ranks(values):
+def rank_values(values):
     """The rank of each value, counted from 1; equal values share the mean of their ranks."""
     _, positions, counts = np.unique(values, return_inverse=True, return_counts=True)
     # the last of c equal values has the rank cumsum(counts), the mean lies (c - 1) / 2 before it
