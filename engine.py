@@ -479,8 +479,8 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     context = context or config.get_text_config().max_position_embeddings
     chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
     if kind == "vllm":
-        room = dict(context=context, dtype=torch.bfloat16, memory_share=0.9)
-        return VllmEngine(path, chat.stop_id, temperature, **room), chat, context
+        limits = dict(context=context, dtype=torch.bfloat16, memory_share=0.9)
+        return VllmEngine(path, chat.stop_id, temperature, **limits), chat, context
     engine = TorchEngine(model, chat.stop_id, temperature, share=True)
     # A reply of two tokens, for nothing: some architectures do not take this cache, or this mask.
     try:

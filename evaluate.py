@@ -59,7 +59,7 @@ BENCHMARK = 3
 # ----------------------------------------------------------------------------- the benchmark itself
 
 
-async def hold_dialogues(policy, simulator, users, settings, path, finished_ids):
+async def hold_benchmark(policy, simulator, users, settings, path, finished_ids):
     """Hold the dialogues of all `users` at once, but for those of `finished_ids`; each is appended
     to the file `path` when it ends. settings: all that decides the results; each line holds them.
     Returns the rows of `rollout` for those that were lost."""
@@ -284,14 +284,14 @@ def who_talks(args, name):
         key: getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
         for key in USUAL_USER
     }
-    player, lang, difficulty, reader = played_by.values()
+    player, lang, reader = (played_by[key] for key in ("simulator", "lang", "reader"))
     users, held_out = users_to_measure_with(args, policy, player, lang)
     if args.simulator and not args.reader:  # another user hears by itself
         reader = None
     simulator = make_simulator(
         player,
         lang,
-        difficulty,
+        played_by["difficulty"],
         temperature=args.simulator_temperature,
         reader=reader,
         template_args=args.template_args or policy.run_settings.get("template_args"),
@@ -418,7 +418,7 @@ def run_benchmark(args):
     held_lock = files.lock(path)  # so that no other process writes to it
     try:
         finished = finished_users(path, settings)
-        lost = asyncio.run(hold_dialogues(policy, simulator, users, settings, path, finished))
+        lost = asyncio.run(hold_benchmark(policy, simulator, users, settings, path, finished))
     finally:
         os.close(held_lock)
     for row in lost:

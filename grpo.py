@@ -31,7 +31,7 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
     factor n / (n - 1). (On the toy all three end at about the same score: docs/results.md.)
 
     Mean and std are over dialogues, however many turns they have. (The released code takes them
-    over turns, so that long dialogues weigh more.)
+    over turns in think mode, so that long dialogues weigh more.)
 
     Where all rewards of a group are equal, no dialogue was better than another: all get exactly 0,
     never NaN. So does a group of one, except with rloo: there are no others, the baseline is 0, and

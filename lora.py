@@ -40,7 +40,7 @@ class LoraLinear(nn.Linear):
 
     Gradients for one x, with s = alpha / r and g = dL/dy (autograd computes them):
         dL/dB = s g (A x)^T,   dL/dA = s (B^T g) x^T,   dL/dx = (W + s B A)^T g
-    B starts at zero, so dL/dA does too, and in the first step only B moves. dL/dW is not needed:
+    B starts at zero, so dL/dA does too: in the first step A only decays. dL/dW is not needed:
     forward and backward pass take 4 floating-point operations a token and parameter of W, not 6."""
 
     def __init__(self, linear, rank, alpha, names, rng, switch):

@@ -44,14 +44,18 @@ LEAST_MASS = 0.5  # of both words together; with less the model was about to say
 # How much a question counts: points of emotion for a standard deviation of its log-odds over the
 # replies of prompts/replies.jsonl that are marked "weights", which set them.
 WEIGHTS = {
-    "new": 3.0,  # a reply to the point has more of it than warm words that fit anybody
-    "need": 1.5,  # the only one that knows what this person is after
-    "helps": 0.5,  # tells words without sense best; little, because it likes any warmth
-    # A small model answers every question as if it were "is it a good reply?", this one, too. Where it
+    # "Does the reply bring something new, and not the same words again?" Yes to a reply to the point,
+    # more than to warm words that fit anybody.
+    "new": 3.0,
+    # "Does the reply give the person what they secretly need?" It alone is told what that is.
+    "need": 1.5,
+    # "Does this reply help this person?" No to words without sense. Little, because it likes any warmth.
+    "helps": 0.5,
+    # "Is the reply only a copy of words that stand above?" A small model answers every question as if it were "is it a good reply?", this one, too. Where it
     # says yes more than the other three answers explain, the reply is a copy of earlier words.
     "copied": -1.2,
 }
-BIAS = -0.5  # the change at z = 0, an average reply of those sixty; half of them should not lift
+BIAS = -0.5  # the change at z = 0: the average of those sixty replies lifts nobody
 
 
 def log_odds(likeliest, words):

@@ -3,7 +3,7 @@
 `converse` is the dialogue, line for line: the policy replies, the user feels, the user answers.
 `rollout` holds many at the same time; each waits for nobody but its own model and user.
 
-Two rules of RLVER 2.3 are kept here, by Agent:
+Two rules, both broken by the released code, are kept by Agent:
 
   * Tokens in, tokens out. Trained ids are the very ids that were sampled. Nothing is decoded and
     encoded again.

@@ -1,6 +1,7 @@
 """judging.py - what the tests of tools that ask a judge share: result files of the toy and of SAGE,
 a model that answers as a test says, and a tool called by its name."""
 
+from support.checks import CHECK_REPLIES
 from support.files import read_json
 
 import importlib
@@ -11,7 +12,6 @@ import simulator
 from answering import coded, feeling
 from emotion import NEEDS
 from people import toy_profiles
-from simulator import CHECK_REPLIES
 from tools.dialogues import load_dialogues
 from toy import world
 from toy.judge import ScriptedJudge, filled

@@ -20,8 +20,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
+from support.checks import CHECK_REPLIES
+
 from answering import CODE, coded, feeling, saying
-from simulator import CHECK_REPLIES
 from toy import world
 
 GARBAGE = ["", "I would rather not say.", '[{"change": 5}]', '{"change": 5}', '{"content": "cut']

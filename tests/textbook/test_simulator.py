@@ -3,6 +3,7 @@ refused, the clock. (How it asks: test_reading.py.)"""
 
 from support import calls
 from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, CallLog
+from support.checks import CHECK_REPLIES
 from support.errors import (
     BadInput,
     PromptRefused,
@@ -20,7 +21,7 @@ import pytest
 from answering import Model, feeling, user_of
 from engine import LocalModel
 from people import toy_profiles
-from simulator import CHECK_REPLIES, Simulator, User
+from simulator import Simulator, User
 
 
 def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
