@@ -1,5 +1,5 @@
-"""small.py - what is measured of a language model that hears replies (reader.py): what replies earn
-that need no training. tables.py calls it, and docs/small.md shows its table.
+"""small.py - what ten fixed policies earn from a language model that hears replies (reader.py).
+tables.py calls it, and docs/small.md shows its table.
 """
 
 import sys
@@ -17,10 +17,10 @@ from tqdm.asyncio import tqdm
 
 import people
 import simulator
+from emotion import INITIAL_EMOTION
 from rollout import Reply, converse
-from toy import world
 
-# The model that hears: a directory, or a name of the hub.
+# The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
 READER = os.environ.setdefault("READER", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
 
 # Policies that need no training: the replies of three turns, whatever is heard. None: the user's own
@@ -59,11 +59,11 @@ CONSTANTS = {
 def constants(users=8):
     """The mean final emotion, from 30, of held-out people of the toy who hear the CONSTANTS: {"finals":
     {policy: emotion}}."""
-    profiles = [people.Profile(**row) for row in world.profiles("heldout", users)]
+    profiles = people.toy_profiles("heldout", users)
     model = simulator.make_simulator("toy", reader=f"local:{READER}", concurrency=users)
 
     async def final(profile, replies):
-        user = simulator.User(model, profile, simulator.INITIAL_EMOTION["training"])
+        user = simulator.User(model, profile, INITIAL_EMOTION["training"])
         episode = await converse(FixedAgent(replies), user, await user.open(), len(replies))
         return episode.emotion
 

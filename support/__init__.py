@@ -5,6 +5,9 @@ torch's threads not to spin for long. All of that must happen before torch is im
 program imports from `support` before it imports anything but the standard library. This file is
 written in a syntax that old versions of Python can parse (no f-strings), so that they get as far as
 the message about their version.
+
+The folder in an order in which it can be read: errors, files, answers, calls, servers and checks;
+settings and rundir; chat_format, loading and ranks; stats, signs, metrics, results and report.
 """
 
 import importlib.util

@@ -16,7 +16,7 @@ REWARD_TALK = re.compile(
         reward
         | emotion[ ](?:score|value|level|point)s?
         | Emotion-[SABCF]\b           # the levels of emotion in the simulator's prompts
-        | change\s*:\s*[+-]?\d        # the line that decides the emotion in its answers
+        | change["']?\s*:\s*[+-]?\d   # the key that decides the emotion in its answers
         | rate[ ](?:me|this)
         | \d+[ ]points
     )
