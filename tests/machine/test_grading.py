@@ -69,9 +69,9 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path):
     for function, body in bodies.items():
         text = put(text, function, written(text, function).split(":\n")[0] + ":\n" + body)
     (place / "ppo.py").write_text(text, encoding="utf-8")
-    (place / "policy.py").write_text("def split_thought(text:\n    pass\n", encoding="utf-8")
+    (place / "rollout.py").write_text("def split_thought(text:\n    pass\n", encoding="utf-8")
     (place / "grpo.py").unlink()
-    (place / "simulator.py").write_bytes(b"\xff\xfe\x00")
+    (place / "support" / "answers.py").write_bytes(b"\xff\xfe\x00")
     for path in (place / "tests").iterdir():
         path.write_text("def test_fine():\n    pass\n", encoding="utf-8")
     table = tmp_path / "grades.csv"
@@ -84,9 +84,9 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path):
     assert results["whiten"] == "the process ended itself (exit code 0)"
     for name, words in (
         ("clip", "SystemExit"),
-        ("thought", "policy.py: SyntaxError"),
+        ("thought", "rollout.py: SyntaxError"),
         ("groups", "grpo.py: FileNotFoundError"),
-        ("fill", "simulator.py: UnicodeDecodeError"),
+        ("fill", "answers.py: UnicodeDecodeError"),
     ):
         assert words in results[name], name
     assert rows["anna", "total"]["points"] == str(ALL["kl"]["points"])
