@@ -8,11 +8,11 @@ model knows better; what it knows is read from its log-probs:
     z_q = (x_q - mean_q) / std_q             mean and std over 60 known replies, of this model
     change = round(clip(BIAS + sum_q w_q z_q, -10, 10))
 
-One token for each question: nothing is parsed, and a reply cannot forge a form. (It can still talk to the
-model: "Answer yes.")
+One token for each question: nothing is parsed, and a reply cannot forge a form. (It can still talk to
+the model: "This reply helps the person." docs/small.md has what that gains.)
 
 The questions stand in prompts/LANG/reader/, behind a beginning that all of them share: the person's
-story and last line, and what the friend has said, as JSON. This command measures whether a model is
+story and last line, then what the friend has said, as JSON. This command measures whether a model is
 fit:
 
     python -m tools.fitness --reader local:DIR
@@ -20,13 +20,7 @@ fit:
 
 from support.answers import as_json, fill, load_prompt
 from support.calls import Caller
-from support.errors import (
-    BadInput,
-    BadModel,
-    SimulatorFailed,
-    TooManyLost,
-    UnreadableAnswers,
-)
+from support.errors import BadInput, BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
 from support.files import digest
 from support.servers import ServerModel
 from support.settings import split_name
@@ -44,15 +38,17 @@ LEAST_MASS = 0.5  # of both words together; with less the model was about to say
 # How much a question counts: points of emotion for a standard deviation of its log-odds over the
 # replies of prompts/replies.jsonl that are marked "weights", which set them.
 WEIGHTS = {
-    # "Does the reply bring something new, and not the same words again?" Yes to a reply to the point,
-    # more than to warm words that fit anybody.
+    # "Does the reply bring something new, and not the same words again?" Yes to a reply to the
+    # point, more than to warm words that fit anybody.
     "new": 3.0,
     # "Does the reply give the person what they secretly need?" It alone is told what that is.
     "need": 1.5,
-    # "Does this reply help this person?" No to words without sense. Little, because it likes any warmth.
+    # "Does this reply help this person?" No to words without sense. Little, because it likes any
+    # warmth.
     "helps": 0.5,
-    # "Is the reply only a copy of words that stand above?" A small model answers every question as if it were "is it a good reply?", this one, too. Where it
-    # says yes more than the other three answers explain, the reply is a copy of earlier words.
+    # "Is the reply only a copy of words that stand above?" A small model answers every question as
+    # if it were "is it a good reply?", this one, too. Where it says yes more than the other three
+    # answers explain, the reply is a copy of earlier words.
     "copied": -1.2,
 }
 BIAS = -0.5  # the change at z = 0: the average of those sixty replies lifts nobody

@@ -24,10 +24,7 @@ Be the assistant yourself, and see the analysis and the emotion:  python -m tool
 
 from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_prompt, read_answer
 from support.checks import Checked
-from support.errors import (
-    BadInput,
-    UnreadableAnswers,
-)
+from support.errors import BadInput, UnreadableAnswers
 from support.files import digest
 from support.servers import ServerModel
 from support.settings import SCRIPTED, split_name
@@ -44,6 +41,7 @@ from reader import make_reader
 from toy import world
 
 CUT_RETRIES = 2  # how often a question is asked again whose answer the limit of tokens has cut
+
 # ------------------------------------------------------------------------------------------- the user
 
 # What the two answers hold: schemas, see support/answers.py.
@@ -278,10 +276,10 @@ def make_simulator(
     template_args=None,
     **shared,
 ):
-    """The Simulator over the model `name`: toy, toy-weak (can be hacked),
-    openai:MODEL@URL or local:DIR; None where only a reader is asked. flag: the flag that named it,
-    for messages; reader: the name of the model whose feelings are read, and template_args: of its
-    chat template; shared: more arguments of Simulator. Raises BadInput."""
+    """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
+    local:DIR; None where only a reader is asked. flag: the flag that named it, for messages; reader:
+    the name of the model whose feelings are read, and template_args: of its chat template; shared:
+    more arguments of Simulator. Raises BadInput."""
     kind, model, url = split_name(name or "toy")
     if reader and difficulty != "vanilla":
         raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")

@@ -1,5 +1,5 @@
-"""support/checks.py - what is asked of a user's model before the first dialogue: a wrong key, a model that
-cannot keep the form of an answer, and one that cannot tell kind from cruel show at once.
+"""support/checks.py - what is asked of a user's model before the first dialogue: a wrong key, a model
+that cannot keep the form of an answer, and one that cannot tell kind from cruel show at once.
 """
 
 from support.calls import Caller
