@@ -13,12 +13,11 @@ import asyncio
 import os
 
 import numpy as np
-from tqdm.asyncio import tqdm
+from tqdm import tqdm
 
 import people
 import simulator
-from emotion import INITIAL_EMOTION
-from rollout import Reply, converse
+from rollout import Reply, rollout
 
 # The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
 READER = os.environ.setdefault("READER", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
@@ -62,20 +61,27 @@ def constants(users=8):
     profiles = people.toy_profiles("heldout", users)
     model = simulator.make_simulator("toy", reader=f"local:{READER}", concurrency=users)
 
-    async def final(profile, replies):
-        user = simulator.User(model, profile, INITIAL_EMOTION["training"])
-        episode = await converse(FixedAgent(replies), user, await user.open(), len(replies))
-        return episode.emotion
+    async def finals_of(replies):
+        """The final emotions of all people who hear these replies."""
+        episodes, dropped = await rollout(
+            model,
+            dict(enumerate(profiles)),
+            1,
+            lambda number: FixedAgent(replies),
+            len(replies),
+            own_first_line=True,
+        )
+        assert not dropped, dropped
+        return [episode.emotion for episode in episodes]
 
-    async def all_finals():
+    async def all_means():
         await model.check_reader()
         return {
-            name: await tqdm.gather(*(final(p, replies) for p in profiles), desc=name, leave=False)
-            for name, replies in CONSTANTS.items()
+            name: float(np.mean(await finals_of(replies)))
+            for name, replies in tqdm(CONSTANTS.items(), leave=False)
         }
 
-    finals = asyncio.run(all_finals())
-    return {"finals": {name: float(np.mean(emotions)) for name, emotions in finals.items()}}
+    return {"finals": asyncio.run(all_means())}
 
 
 class FixedAgent:
