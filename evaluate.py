@@ -11,50 +11,41 @@ The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 
 Numbers compare only within one simulator: with another model behind the same users, SAGE saw the
 same dialogues shift by 20 points (SAGE appendix B).
 
-From top to bottom: the dialogues and their lines in the result file; the policy; the users; what
-the flags ask for. Result files are read, scored and compared in support/results.py.
+From top to bottom: the dialogues and their lines in the result file; the scores of such a file; two
+files compared; where results go; what the flags ask for. Which policy talks with whom is in talk.py,
+how result files are read in support/results.py.
 """
 
-from support import files, results
-from support.answers import PROMPTS, load_prompt
-from support.errors import BadInput, TooManyLost
-from support.rundir import checkpoints, refuse_other_heldout, state_of
-from support.servers import ServerModel
-from support.settings import (
-    Parser,
-    emotion_value,
-    from_anywhere,
-    json_object,
-    natural,
-    not_negative,
-    positive,
-    split_name,
-    usual_engine,
+from support import files
+from support.errors import MAX_LOST, BadInput, TooManyLost
+from support.flags import Parser, print_folded
+from support.metrics import score_summary, scores_by
+from support.report import print_table
+from support.results import (
+    describe,
+    differences,
+    emotions_of,
+    parts_of,
+    read_results,
+    refuse_mixed,
+    what_scores_are,
 )
+from support.signs import signs, signs_in_words
+from support.stats import sign_flips, spearman
 
 import asyncio
 import os
 import re
 import sys
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Callable
 
+import numpy as np
 from tqdm import tqdm
 
-from emotion import BENCHMARK_TURNS, FAILURE_BELOW, INITIAL_EMOTION, emotion_level
-from people import check_playable, load_profiles, users_of_run
-from rollout import Agent, read_reply, rollout
-from simulator import analysis_in, make_simulator
-from toy import world
-
-# The modules that load torch are imported in the functions that need them: --score and --compare
-# need no model, and start at once.
-
-# The second number of an agent's seed. rlver.py uses 0 (training) and 1 (evaluation), models.py 2.
-BENCHMARK = 3
-
+from emotion import FAILURE_BELOW, emotion_level
+from rollout import SEEDS, rollout
+from simulator import analysis_in
+from talk import add_flags_of_talk, who_talks
 
 # ----------------------------------------------------------------------------- the benchmark itself
 
@@ -73,7 +64,7 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
             simulator,
             todo,
             1,
-            lambda number: policy.make_agent([settings["seed"], BENCHMARK, number]),
+            lambda number: policy.make_agent([settings["seed"], SEEDS["benchmark"], number]),
             settings["max_turns"],
             start=settings["start"],
             stop_below=FAILURE_BELOW,
@@ -134,206 +125,155 @@ def message_of_user(turn, thought):
     }
 
 
-# ---------------------------------------------------------------------------- who is to be measured
+# ---------------------------------------------------------------------- the scores of a result file
 
 
-@dataclass
-class LoadedPolicy:
-    """A policy that is ready to talk."""
-
-    label: str  # what results call it
-    settings: dict  # how it replies: thinking or not, temperature, tokens ...
-    run_settings: dict  # of the run that made it; {} if it is no run of this project
-    home: Path | None  # the directory of that run
-    make_agent: Callable  # seed -> Agent
-
-
-def load_policy(name, args):
-    """The LoadedPolicy that `name` stands for: a run, a checkpoint, a model directory, a model of
-    the hub, toy, or openai:MODEL@URL. args: the flags of `add_flags_of_talk`. What is about the
-    policy is read from its run, where there is one; a flag only fills in what no run says, but for
-    --max-tokens, which decides. Raises BadInput or BadModel."""
-    kind, model_name, url = split_name(name)
-    label, weights, run_settings, home = find_weights(name, args.step)
-    is_toy = run_settings.get("model", weights) == "toy"
-    if args.think and not run_settings.get("think", True):
-        raise BadInput(f"--think: {label} was trained to reply without thinking")
-    settings = {
-        "think": run_settings.get("think", args.think),
-        "policy_lang": run_settings.get("lang", args.lang or "en"),
-        "temperature": run_settings.get("temperature", 1.0),
-        "max_tokens": args.max_tokens or run_settings.get("max_tokens", 48 if is_toy else 2048),
-        "context": args.context,
-        "template_args": run_settings.get("template_args", args.template_args) or None,
+def score(path, rule=None, anyway=False, ids=None, lost=0):
+    """Every table of one result file, as a dict. rule: "every", "sage" or None, see `read_scored`.
+    anyway: average different simulators, too. ids: of the users that count (default: all in the
+    file); lost: how many of them have no dialogue there. Raises BadInput for a file without a
+    usable line, or with several simulators in it."""
+    rows = [row for row in read_scored(path, rule) if ids is None or row["id"] in ids]
+    if not anyway:
+        refuse_mixed(rows, path)
+    made_by = rows[0]["made_by"]
+    turns = [turn for row in rows for turn in row["turns"]]
+    changes = [turn["change"] for turn in turns if turn["change"] is not None]
+    return {
+        "file": str(path),
+        "by_whom": describe(made_by),
+        "policy": made_by.get("policy", Path(path).name),
+        "simulator": made_by["simulator"],
+        "scale": what_scores_are(made_by),
+        "rule": rows[0]["rule"],
+        **score_summary([row["final"] for row in rows]),
+        "malformed": 100 * sum(row["ended"] == "malformed" for row in rows) / len(rows),
+        "cut": 100 * sum(row["made_by"].get("cut", 0) for row in rows) / max(1, len(turns)),
+        "turns": len(turns) / len(rows),
+        "positive": 100 * np.mean(np.array(changes) > 0) if changes else None,
+        "by": {name: scores_by(name, rows) for name in parts_of(rows)},
+        "signs": signs([[turn["reply"] for turn in row["turns"]] for row in rows]),
+        "lost": lost,
     }
-    # what toy runs start from: one policy that thinks and one that does not
-    if weights == "toy":
-        weights = world.base_policy(settings["think"])
-        label = label if run_settings else f"toy, {world.mode_of(settings['think'])}"
-    if kind == "openai":
-        label = f"openai:{model_name}"
-        if args.context or args.template_args:
-            raise BadInput(f"--context, --template-args: {label} has its own; leave them out")
-        server = ServerModel(model_name, url, settings["temperature"])
-        make_agent = partial(ServerAgent, server, settings)
-    else:
-        make_agent = agents_in_process(weights, settings, is_toy)
-    return LoadedPolicy(label, settings, run_settings, home, make_agent)
 
 
-def find_weights(name, step):
-    """(label, directory or name of the weights or "toy", settings of the run, its directory) of a
-    policy. A run stands for its newest checkpoint, or for that of `step`; step 0 is where it
-    started. Raises BadInput."""
-    directory = Path(name)
-    run_settings = files.read_json(directory / "config.json")
-    if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
-        path = checkpoint_of_run(directory, step)
-        # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
-        # that the run started from.
-        weights = run_settings["model"]
-        if path.is_dir():
-            state_of(path)  # which refuses a part of a copy
-            weights = path
-        return str(path), weights, run_settings, directory
-    if step is not None:
-        raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
-    run_settings = files.read_json(directory / "rlver.json")
-    if run_settings:  # a checkpoint, or a copy of one
-        return name, directory, run_settings, directory.parent
-    if (directory / "state.json").is_file():
-        raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
-    return name, name, {}, None
+def read_scored(path, rule=None):
+    """`read_results`, each row with the "rule" that it is scored by and with the "final" of this
+    rule (see `final_of`). Without a rule, ours are scored by "every"; SAGE's always by "sage",
+    because they do not hold the emotion after a tenth reply."""
+    rows = read_results(path)
+    for row in rows:
+        row["rule"] = rule or "every" if "policy" in row["made_by"] else "sage"
+        row["final"] = final_of(row)
+    return rows
 
 
-def checkpoint_of_run(directory, step):
-    """The checkpoint of a run: that of `step`, None for the newest. Raises BadInput if it is not
-    there, but for step 0, which need not be."""
-    existing = checkpoints(directory)
-    path = directory / f"checkpoint-{step or 0:06d}"
-    if step is None and existing:
-        path = existing[-1]
-    if step != 0 and path not in existing:
-        raise BadInput(f"policy {path}: no such checkpoint; --step 0 measures where it started")
-    return path
+def final_of(row):
+    """The final emotion of a dialogue by its "rule". "every": every reply is scored. "sage", as
+    SAGE's own loop: if there are as many replies as are allowed, the last one is not scored (ten
+    replies, nine of them scored). SAGE's files hold only that emotion; ours hold both."""
+    turns = row["turns"]  # the last emotion is None if it was not scored, or malformed
+    is_full = len(turns) == row["made_by"]["max_turns"]
+    if row["rule"] == "every" or not is_full or turns[-1]["emotion"] is None:
+        return row["final"]
+    return [row["start"], *emotions_of(turns)][-2]
 
 
-def agents_in_process(weights, settings, is_toy):
-    """A function seed -> Agent over weights that are loaded here: by vLLM where that is installed and
-    there is a GPU. Fills in settings["context"], the longest that the model allows, where nothing
-    says it."""
-    from engine import load_engine
-
-    engine, chat, settings["context"] = load_engine(
-        weights,
-        settings["temperature"],
-        "policy ",
-        usual_engine(is_toy),
-        settings["context"],
-        # as in training: the toy knows its job without a system prompt
-        system_prompt="" if is_toy else system_prompt(settings),
-        think=settings["think"],
-        template_args=settings["template_args"],
+def print_score(result):
+    """Print the tables of one file. result: of `score`."""
+    print(f"\n{result['file']}:")
+    table = {"all": result}
+    for part, values in result["by"].items():
+        for value, numbers in values.items():
+            table[f"{part}: {value}"] = numbers
+    print_table(table)
+    print(
+        f"{result['turns']:.1f} replies a dialogue; {result['malformed']:.1f} % malformed; "
+        f"{result['cut']:.1f} % of the replies cut by --max-tokens or empty"
     )
-    of_replies = {key: settings[key] for key in ("think", "max_tokens", "context")}
-    return lambda seed: Agent(engine, chat, seed=seed, **of_replies)
+    if result["positive"] is not None:
+        print(f"{result['positive']:.1f} % of the replies lift the emotion")
+    print_folded(signs_in_words(result["signs"]))
+    print_folded(f"score: {result['scale']}")
+    if result["rule"] == "sage":
+        print("rule 'sage': as SAGE, the last of a full number of replies is not scored")
+    print_folded(f"by: {result['by_whom']}")
 
 
-def system_prompt(settings):
-    """The system prompt of a policy with these settings."""
-    return load_prompt(f"policy_{world.mode_of(settings['think'])}", settings["policy_lang"])
+def print_ranks(results):
+    """Of files of three policies or more, each under the same two simulators, print how far the
+    simulators rank the policies alike: Spearman's rho of their scores. Other files print nothing.
+    results: of `score`."""
+    scores = {(result["simulator"], result["policy"]): result["score"] for result in results}
+    simulators, policies = (sorted(set(names)) for names in zip(*scores))
+    if len(simulators) != 2 or len(policies) < 3 or len(scores) != 2 * len(policies):
+        return
+    rho = spearman(*[[scores[who, policy] for policy in policies] for who in simulators])
+    who = f"{len(policies)} policies, {' and '.join(simulators)}"
+    print_folded(f"\nranks of {who}: rho = {rho:.2f}")
 
 
-class ServerAgent:
-    """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. What
-    its server refuses costs its dialogue."""
-
-    def __init__(self, server, settings, seed):
-        """seed: does nothing; a server draws its own random numbers."""
-        self.server, self.settings = server, settings
-        self.messages = [{"role": "system", "content": system_prompt(settings)}]
-        self.segments = []  # `converse` files an agent's tokens with the episode: here are none
-        self.cut = 0  # replies that the limit of tokens ended, or that are empty
-
-    async def reply(self, line):
-        """As rollout.Agent.reply, but for the tokens. A thought that the server has taken out of the
-        reply is put back in front of it. Raises SimulatorFailed."""
-        self.messages.append({"role": "user", "content": line})
-        text = await self.server.chat(self.messages, self.settings["max_tokens"])
-        self.cut += bool(text.problem)
-        if text.thought:
-            text = f"<think>{text.thought}</think>{text}"
-        reply = read_reply(text, self.settings["think"])
-        self.messages.append({"role": "assistant", "content": reply.visible})
-        return reply
+# ------------------------------------------------------------------------ two result files compared
 
 
-# -------------------------------------------------------------------------------- who talks to whom
+def compare(path_before, path_after, rule=None, ids=None, draws=10_000):
+    """How do the results after differ from those before? Paired on the users that both files hold,
+    and of these on `ids`, if any are given; every difference is after minus before.
 
-# What --simulator, --lang, --difficulty and --reader are where neither a flag nor the policy's run
-# says it.
-USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla", "reader": None}
-
-
-def who_talks(args, name):
-    """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`: by the
-    flags and, where they do not say it, by the policy's run. --lang is the language of the users;
-    for a policy that is a run it changes their prompts, but not the policy's."""
-    policy = load_policy(name, args)
-    played_by = {
-        key: getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
-        for key in USUAL_USER
+    The interval is the 2.5 to 97.5 percentile of a bootstrap over users. p: sign flips of the
+    users' differences, two-sided. Raises BadInput."""
+    files = [read_scored(path, rule) for path in (path_before, path_after)]
+    refuse_mixed([row for rows in files for row in rows], "--compare")
+    finals = [{row["id"]: row["final"] for row in rows} for rows in files]
+    common = finals[0].keys() & finals[1].keys()
+    ids = sorted(common if ids is None else common & ids)
+    n = len(ids)
+    if n < 2:
+        raise BadInput("--compare: the files have fewer than two users in common")
+    before, after = (np.array([final[user_id] for user_id in ids]) for final in finals)
+    differences = after - before
+    mean = differences.mean()
+    rng = np.random.default_rng(0)
+    samples = rng.integers(n, size=(draws, n))  # indices of users
+    low, high = np.percentile(differences[samples].mean(1), [2.5, 97.5]).tolist()
+    made_before, made_after = (rows[0]["made_by"] for rows in files)
+    return {
+        "a": path_before,
+        "b": path_after,
+        "a_by": describe(made_before),
+        "b_by": describe(made_after),
+        "scale": what_scores_are(made_after),
+        "score_a": before.mean(),
+        "score_b": after.mean(),
+        "difference": mean,
+        "interval": [low, high],
+        "p": sign_flips(differences, rng, draws),
+        "n": n,
+        "sentence": verdict(mean, low, high, n),
     }
-    player, lang, reader = (played_by[key] for key in ("simulator", "lang", "reader"))
-    users, held_out = users_to_measure_with(args, policy, player, lang)
-    if args.simulator and not args.reader:  # another user hears by itself
-        reader = None
-    simulator = make_simulator(
-        player,
-        lang,
-        played_by["difficulty"],
-        temperature=args.simulator_temperature,
-        reader=reader,
-        template_args=args.template_args or policy.run_settings.get("template_args"),
+
+
+def verdict(difference, low, high, n):
+    """What a difference with its interval says, in words."""
+    if low <= 0 <= high:
+        return f"no difference can be told at n = {n}"
+    if difference > 0:
+        return f"after is better by {difference:.1f}, {low:.1f} to {high:.1f}"
+    return f"before is better by {-difference:.1f}, {-high:.1f} to {-low:.1f}"
+
+
+def print_comparison(result):
+    """Print a comparison. result: of `compare`."""
+    low, high = result["interval"]
+    print_folded(
+        f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "
+        f"{result['difference']:+.1f} (95 % interval {low:+.1f} to {high:+.1f}, p = "
+        f"{result['p']:.4f}, n = {result['n']}): {result['sentence']}."
     )
-    keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
-    settings = {
-        "policy": policy.label,
-        **policy.settings,
-        **played_by,
-        "simulator": user_label(player),
-        "reader": reader and user_label(reader),
-        **{key: getattr(args, key) for key in keys},
-        "users": files.digest([vars(profile) for profile in users]),
-        "held_out": held_out,
-    }
-    return policy, simulator, users[: args.limit], settings
-
-
-def user_label(name):
-    """What a --simulator value is called in results: the model, wherever it is served."""
-    kind, model, _ = split_name(name)
-    return model or kind
-
-
-def users_to_measure_with(args, policy, simulator_name, lang):
-    """(users, were they held out by the policy's run?): those of --profiles; with --world chit-chat
-    those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
-    Raises BadInput for users whom the simulator cannot play."""
-    file = args.profiles
-    if args.world and not file:
-        file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
-    if file:
-        users = load_profiles(file)
-        check_playable(simulator_name, users)
-        return users, False
-    # a run that names no files trained with the toy's other users
-    paths = policy.run_settings.get("profiles")
-    count = policy.run_settings["eval_size"] if paths else 128
-    _, users = users_of_run(paths, count, simulator_name)
-    if paths:
-        refuse_other_heldout(policy.home, users)
-    return users, bool(policy.run_settings)
+    print("One training run each; other seeds vary, which the interval does not show.")
+    print_folded(f"score: {result['scale']}")
+    print_folded(f"before: {result['a_by']}")
+    print_folded(f"after: {result['b_by']}")
 
 
 # --------------------------------------------------------------------------------- where results go
@@ -348,8 +288,8 @@ def finished_users(path, settings):
     files.cut_unfinished_line(path)
     if not path.stat().st_size:
         return set()
-    rows = results.read_results(path)
-    found = results.differences(rows[0]["made_by"], settings)
+    rows = read_results(path)
+    found = differences(rows[0]["made_by"], settings)
     if found:
         raise BadInput(f"{path}: holds other results ({found}); move it, or use another --out")
     return {row["id"] for row in rows}
@@ -428,30 +368,30 @@ def run_benchmark(args):
     if len(lost) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost: each of them failed")
     ids = {user.id for user in users}
-    result = results.score(path, args.rule, args.anyway, ids, len(lost))
-    results.print_score(result)
+    result = score(path, args.rule, args.anyway, ids, len(lost))
+    print_score(result)
     print(f"results: {path}")
     write_tables(args, result, [path])
     # more than a fifth is missing: that score is not to be trusted, so the exit code says it
-    if len(lost) * 5 > len(users):
+    if len(lost) > MAX_LOST * len(users):
         raise TooManyLost(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
     return ids
 
 
 def run_scores(args):
     """Print the tables of the result files that --score names."""
-    scored = [results.score(path, args.rule, args.anyway) for path in args.score]
+    scored = [score(path, args.rule, args.anyway) for path in args.score]
     for result in scored:
-        results.print_score(result)
-    results.print_ranks(scored)
+        print_score(result)
+    print_ranks(scored)
     # --json writes the tables of one file as an object, those of several as a list
     write_tables(args, scored[0] if len(scored) == 1 else scored, args.score)
 
 
 def run_comparison(args, before, after, ids=None):
     """Print how two result files differ. ids: see `compare`."""
-    result = results.compare(before, after, args.rule, ids)
-    results.print_comparison(result)
+    result = compare(before, after, args.rule, ids)
+    print_comparison(result)
     write_tables(args, result, [before, after])
 
 
@@ -488,43 +428,6 @@ def make_parser():
     one_of("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare on common users")
     add("--json", metavar="FILE", help="write the tables to FILE, too")
     return parser
-
-
-def add_flags_of_talk(parser):
-    """The flags that `load_policy` needs, and then those that `who_talks` needs beside them; tools
-    have them too."""
-    add = parser.add_argument
-    add("--step", type=natural, metavar="N", help="of a run; 0: its start (default: the newest)")
-    add("--lang", choices=["en", "zh"], help="of the prompts (default: the run's, or en)")
-    add("--think", action="store_true", help="it thinks before it replies (a run says so itself)")
-    add("--max-tokens", type=positive, metavar="N", help="of a reply (default: the run's, or 2048)")
-    add(
-        "--context",
-        type=positive,
-        metavar="N",
-        help="tokens of a dialogue (default: the model's)",
-    )
-    add(
-        "--template-args",
-        type=json_object,
-        metavar="JSON",
-        help="such as '{\"enable_thinking\": false}'",
-    )
-    text = "toy, toy-weak, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
-    add("--simulator", type=from_anywhere, help=f"model that plays the users: {text}")
-    text = "openai:MODEL@URL or local:DIR (default: the run's, without --simulator)"
-    add("--reader", type=from_anywhere, help=f"model whose feelings are read: {text}")
-    add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
-    add("--world", choices=["chit-chat"], help="users who chat, in place of users with a trouble")
-    add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")
-    start = INITIAL_EMOTION["benchmark"]
-    add("--start", type=emotion_value, metavar="E", default=start, help="emotion (default: 40)")
-    text = f"replies in a dialogue, at most (default: {BENCHMARK_TURNS})"
-    add("--max-turns", type=positive, metavar="N", default=BENCHMARK_TURNS, help=text)
-    text = "of the model that plays the users (default: 0)"
-    add("--simulator-temperature", metavar="T", type=not_negative, default=0.0, help=text)
-    add("--limit", type=positive, metavar="N", help="only the first N users")
-    add("--seed", type=natural, default=0, metavar="N", help="of the policy's sampling")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ Run it alone for the smallest example:  python grpo.py
 """
 
 from support.errors import SelfCheckFailed
-from support.settings import Parser
+from support.flags import Parser
 
 import torch
 import torch.nn.functional as F

@@ -35,7 +35,7 @@ from engine import TorchEngine, VllmEngine
 from lora import AdapterView, SharedBase, merge, write_peft
 from policy import Batch, Critic, Policy, dummy_batch, pack, recompute_activations
 from ppo import kl_penalty, log_probs_of, logp_gap
-from rollout import Episode, Segment
+from rollout import SEEDS, Episode, Segment
 from toy import world
 
 # What the two self-checks of an update allow (ppo.logp_gap, ppo.check_first_ratio):
@@ -98,22 +98,7 @@ class Models:
 
         # 2. The engine, which copies weights that are still whole, or, vLLM, reads their directory.
         # From step 3 on each rank has only its shard of them.
-        stop_id = self.chat.stop_id
-        settings = {"dtype": self.dtype, "clock": clock}
-        if cfg.engine == "torch":
-            self.engine = TorchEngine(
-                model, stop_id, cfg.temperature, device=self.device, **settings
-            )
-        else:
-            self.engine = VllmEngine(
-                source,
-                stop_id,
-                cfg.temperature,
-                context=self.context,
-                seed=cfg.seed,
-                memory_share=cfg.engine_memory,
-                **settings,
-            )
+        self.engine = self.make_engine(model, source, clock)
 
         # 3. Policy, critic and reference. saved: what `gather` has collected.
         saved = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
@@ -134,22 +119,35 @@ class Models:
 
         # 5. A first sync, where one is needed; and the passes that will be made are tried.
         try:
-            if cfg.engine == "vllm":
-                # Sleep and wake once before the first rollout: what goes wrong in it shows at once.
-                self.engine.sleep()
-                self.sync()  # wakes it
-            elif saved and cfg.lora_rank:
-                self.sync()  # the engine has the base only, without the checkpoint's adapters
-            self.probe(32)
+            self.try_out(is_resumed=bool(saved))
         except Exception as error:  # of whatever transformers makes of this architecture
             raise BadModel(
                 f"--model {cfg.model}: cannot be trained: {type(error).__name__} {one_line(error)}"
             ) from None
 
-    # --------------------------------------------------------- how the models of step 3 are made
+    # ------------------------------------------------------------------ the steps of the above
+
+    def make_engine(self, model, source, clock):
+        """Step 2: the engine that --engine names."""
+        cfg, stop_id = self.cfg, self.chat.stop_id
+        settings = {"dtype": self.dtype, "clock": clock}
+        if cfg.engine == "torch":
+            return TorchEngine(model, stop_id, cfg.temperature, device=self.device, **settings)
+        settings |= {"context": self.context, "memory_share": cfg.engine_memory}
+        return VllmEngine(source, stop_id, cfg.temperature, seed=cfg.seed, **settings)
+
+    def try_out(self, is_resumed):
+        """Step 5. is_resumed: were weights of a checkpoint loaded?"""
+        if self.cfg.engine == "vllm":
+            # Sleep and wake once before the first rollout: what goes wrong in it shows at once.
+            self.engine.sleep()
+            self.sync()  # wakes it
+        elif is_resumed and self.cfg.lora_rank:
+            self.sync()  # the engine has the base only, without the checkpoint's adapters
+        self.probe(32)
 
     def adapters(self, model, saved):
-        """Policy, critic (None without PPO) and reference: views of one frozen model with
+        """Step 3: policy, critic (None without PPO) and reference, views of one frozen model with
         adapters."""
         cfg = self.cfg
         base = SharedBase(
@@ -170,7 +168,7 @@ class Models:
         return AdapterView(base, "policy"), critic, AdapterView(base, "reference")
 
     def whole_models(self, model, saved, source, start):
-        """Policy, critic (None without PPO) and reference (None without a KL).
+        """Step 3: policy, critic (None without PPO) and reference (None without a KL).
 
         Each is loaded once more, and not copied: mapped from the same file, weights take no memory
         before they become masters."""
@@ -228,8 +226,7 @@ class Models:
         row has a neighbour that ends at the last position of the context: on some models the
         log-probs of short rows depend on that. Raises SelfCheckFailed."""
         prompt = self.chat.first_prompt(PROBE)[: length or self.context // 2]
-        # 2: another stream than those of dialogues in training (0) and evaluation (1)
-        rng = np.random.default_rng([self.cfg.seed, 2])
+        rng = np.random.default_rng([self.cfg.seed, SEEDS["probe"]])
         ids, log_probs = self.runner.run(self.engine.generate(prompt, 16, rng, key=None))
         rows = [Segment(prompt), Segment(ids, log_probs=log_probs)], [Segment(prompt)]
         batch = pack([Episode("probe", 0, "", segments=row) for row in rows], self.pad)

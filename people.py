@@ -7,7 +7,7 @@ simulator can play.
 from support.answers import PROMPTS
 from support.errors import BadInput
 from support.files import read_jsonl, read_records
-from support.settings import SCRIPTED
+from support.flags import SCRIPTED
 
 import random
 import re

@@ -7,7 +7,7 @@ sampling.
 Run it alone to see how one dialogue is packed:  python policy.py
 """
 
-from support.settings import Parser
+from support.flags import Parser
 
 import copy
 import math

@@ -25,7 +25,7 @@ The metrics of an update. "Mean" is over the policy's tokens of all mini-batches
 """
 
 from support.errors import SelfCheckFailed
-from support.settings import Parser
+from support.flags import Parser
 
 import math
 

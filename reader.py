@@ -22,14 +22,16 @@ from support.answers import as_json, fill, load_prompt
 from support.calls import Caller
 from support.errors import BadInput, BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
 from support.files import digest
+from support.flags import split_name
 from support.servers import ServerModel
-from support.settings import split_name
 
 import asyncio
 import json
 import math
 
 import numpy as np
+
+from emotion import clamp_change
 
 # The words whose log-odds are read, "yes" first.
 WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
@@ -123,17 +125,14 @@ class Reader(Caller):
         return found
 
     async def hear(self, prompts):
-        """f_emo, read, up to the clamp: {"log_odds": {question: x}, "z": {question: z}, "sum":
-        BIAS + the weighted sum of z}. Raises UnreadableAnswers."""
+        """f_emo, read: {"log_odds": {question: x}, "z": {question: z}, "sum": BIAS + the weighted sum
+        of z, "change": of the emotion}. Raises UnreadableAnswers."""
         found, z = await self.ask(prompts), {}
         for name, x in found.items():
             mean, std = self.scale[name]
             z[name] = (x - mean) / std
-        return {
-            "log_odds": found,
-            "z": z,
-            "sum": BIAS + sum(WEIGHTS[name] * z[name] for name in z),
-        }
+        total = BIAS + sum(WEIGHTS[name] * z[name] for name in z)
+        return {"log_odds": found, "z": z, "sum": total, "change": clamp_change(round(total))}
 
     async def check(self, replies):
         """Set `scale` by known replies, each the prompts of `ask`: log-odds of one model mean
@@ -159,7 +158,7 @@ def make_reader(name, lang, timeout, template_args, **shared):
     if kind == "openai":
         source = ServerModel(model, url, 1.0, timeout, template_args)
     elif kind == "local" and model:
-        from engine import LocalReader  # here, because it loads torch
+        from local import LocalReader  # here, because it loads torch
 
         source = LocalReader(model, WORDS[lang], template_args)
     else:

@@ -16,9 +16,10 @@ files, printing and pictures are in support/: a first reading may skip them.
 """
 
 from support import errors, ranks, report, rundir, settings
+from support.flags import SCRIPTED
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
-from support.rundir import dialogue_text, print_head, print_summary, progress
+from support.report import dialogue_text, print_head, print_summary, progress
 
 import os
 import signal
@@ -35,11 +36,11 @@ from models import DistanceFromStart, Models
 from people import profiles_of_step, users_of_run
 from policy import split_batch
 from ppo import ppo_update
-from rollout import Agent, rollout
+from rollout import SEEDS, Agent, rollout
 from simulator import simulator_of_run
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
-KINDS = ("training", "evaluation")  # of rollouts; the index is a part of each dialogue's seed
+UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
 
 def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top to bottom
@@ -115,8 +116,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         minibatches = split(episodes, cfg.batch_size, cfg.minibatches, seed=f"{cfg.seed} {step}")
         # Both learning rates rise from 0 to their full value in the first `warmup` steps.
         models.set_learning_rates(min(1.0, step / max(1, cfg.warmup)))
-        update = ppo_update if cfg.algo == "ppo" else grpo_update
-        metrics = update(models, minibatches, cfg)
+        metrics = UPDATES[cfg.algo](models, minibatches, cfg)
 
         # ---- 4. Sync: the engine gets the new weights.
         models.sync()
@@ -155,7 +155,7 @@ def begin(cfg, run):
     rundir.refuse_other_heldout(run.path, heldout)
     checkpoint = run.enter(ranks.all_gather_list)
     # Before the first dialogue: a wrong key or model shows at once.
-    if cfg.reader or cfg.simulator not in settings.SCRIPTED:
+    if cfg.reader or cfg.simulator not in SCRIPTED:
         run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
         # the first rank finds out what the server takes, and tells the others
         simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
@@ -193,7 +193,7 @@ def hold_dialogues(cfg, run, simulator, models, save, profiles, group_size, kind
             think=cfg.think,
             max_tokens=cfg.max_tokens,
             context=models.context,
-            seed=[cfg.seed, KINDS.index(kind), step, number],
+            seed=[cfg.seed, SEEDS[kind], step, number],
         )
 
     # The toy's dialogues in training are over too soon for a bar.
@@ -214,7 +214,7 @@ def hold_dialogues(cfg, run, simulator, models, save, profiles, group_size, kind
         episodes, dropped_here = run.runner.run(dialogues)
     dropped = ranks.all_gather_list(dropped_here)
     begun = len(profiles) * group_size
-    too_many = len(dropped) > begun / 5
+    too_many = len(dropped) > errors.MAX_LOST * begun
     if too_many:
         # Save first: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged
         # before the save would survive the cut, and the repeated step would log them again.

@@ -177,6 +177,11 @@ def read_reply(text, think):
     return Reply(text, visible, thought, malformed=False)
 
 
+# The second number of every seed of sampling, behind the run's own: what kind of text is sampled. So
+# no two kinds draw the same random numbers.
+SEEDS = {"training": 0, "evaluation": 1, "probe": 2, "benchmark": 3}
+
+
 class Agent:
     """The policy's side of one dialogue: `reply` answers a line of the user; tokens stay here.
 

@@ -26,8 +26,8 @@ from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_pr
 from support.checks import Checked
 from support.errors import BadInput, UnreadableAnswers
 from support.files import digest
+from support.flags import SCRIPTED, split_name
 from support.servers import ServerModel
-from support.settings import SCRIPTED, split_name
 
 import dataclasses
 import itertools
@@ -123,7 +123,6 @@ class User:
         """`feel` with a Reader. f_reply is told one fixed sentence for each question."""
         reader = self.simulator.reader
         heard = await reader.hear(self.questions())
-        heard["change"] = clamp_change(round(heard["sum"]))
         self.emotion = move_emotion(self.emotion, heard["change"])
         told = reader.told(heard["z"])
         self.planning = {"objective": told.pop("need"), "subjective": " ".join(told.values())}
@@ -171,7 +170,7 @@ def analysis_in(text):
 
 
 def is_reading(text):
-    """Is an answer to f_emo, of a log, one of a Reader (reader.py)?"""
+    """Is an answer to f_emo, of a log, one of a Reader? (`Reader.hear` has the order of its keys.)"""
     return text.startswith('{"log_odds"')
 
 
@@ -290,7 +289,7 @@ def make_simulator(
     elif kind == "openai":
         llm = ServerModel(model, url, temperature, timeout)
     elif kind == "local" and model:
-        from engine import load_local  # here, because it loads torch
+        from local import load_local  # here, because it loads torch
 
         llm = load_local(model, temperature, flag)
     else:

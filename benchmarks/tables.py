@@ -31,8 +31,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from support.flags import Parser, positive
 from support.results import recorded_dialogues
-from support.settings import Parser, positive
 
 import numpy as np
 

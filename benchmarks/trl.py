@@ -36,8 +36,8 @@ from transformers import DynamicCache, TrainerCallback
 from engine import TorchEngine
 from models import Models
 from people import profiles_of_step, users_of_run
-from rlver import KINDS, train
-from rollout import Agent, rollout
+from rlver import train
+from rollout import SEEDS, Agent, rollout
 from simulator import simulator_of_run
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
@@ -149,7 +149,7 @@ def train_with_trl(run, cycles):
 
     def hold_dialogues(profiles, group_size, kind, step):
         def make_agent(number):
-            seed = [cfg.seed, KINDS.index(kind), step, number]
+            seed = [cfg.seed, SEEDS[kind], step, number]
             limits = {"max_tokens": cfg.max_tokens, "context": m.context}
             return Agent(m.engine, m.chat, think=cfg.think, seed=seed, **limits)
 

@@ -21,7 +21,7 @@ typically goes wrong. This file is the command line.
 
 from patches import exercises
 from support.errors import BadInput
-from support.settings import Parser, above_zero, natural, positive
+from support.flags import Parser, above_zero, natural, positive
 
 import sys
 from pathlib import Path

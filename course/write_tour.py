@@ -11,7 +11,7 @@ cell.
 
 from patches import HERE
 from support.files import write_json
-from support.settings import Parser
+from support.flags import Parser
 
 import re
 

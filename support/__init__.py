@@ -7,7 +7,7 @@ written in a syntax that old versions of Python can parse (no f-strings), so tha
 the message about their version.
 
 The folder in an order in which it can be read: errors, files, answers, calls, servers and checks;
-settings and rundir; chat_format, loading and ranks; stats, signs, metrics, results and report.
+flags, settings and rundir; chat_format, loading and ranks; stats, signs, metrics, results and report.
 """
 
 import importlib.util

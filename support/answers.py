@@ -35,10 +35,10 @@ PLACEHOLDERS = {
 }
 
 
-def load_prompt(name, lang="en", difficulty="", root=PROMPTS):
+def load_prompt(name, lang="en", folder="", root=PROMPTS):
     """The text of a prompt file. The names in PLACEHOLDERS[name] stand in it as {{name}}, no more
     and no less; none, if the file is not listed there. Raises BadInput."""
-    path = Path(root) / lang / difficulty / f"{name}.txt"
+    path = Path(root) / lang / folder / f"{name}.txt"
     text = path.read_text(encoding="utf-8")
     placeholders = PLACEHOLDERS.get(name, set())
     for odd in sorted(placeholders ^ set(re.findall(r"\{\{(\w+)\}\}", text))):

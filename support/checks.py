@@ -11,7 +11,7 @@ from support.errors import (
     TooManyLost,
     UnreadableAnswers,
 )
-from support.settings import fold
+from support.flags import fold
 
 # What the friend says in the questions of `check`, in each language, to the first person of
 # prompts/profiles: a kind reply that is to the point, and a cruel one.

@@ -50,8 +50,13 @@ class SimulatorRefused(RunError):
     exit_code = 2
 
 
+# The most dialogues of a batch, or of an evaluation, that may be lost. Those that are left are then
+# not what was asked for any more: a user's model may fail at some replies more than at others.
+MAX_LOST = 1 / 5
+
+
 class TooManyLost(RunError):
-    """The simulator failed in more than a fifth of a batch, or at the check before the first one: the
+    """The simulator failed in more than MAX_LOST of a batch, or at the check before the first one: the
     run stops, to be resumed when the simulator works again."""
 
     exit_code = 75  # EX_TEMPFAIL

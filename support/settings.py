@@ -1,125 +1,30 @@
-"""support/settings.py - the command line of every program, and the settings of a run.
+"""support/settings.py - the settings of a run, which are the flags of rlver.py.
 
-First a parser that complains in one line, types for numbers that have bounds, and names of models.
-Then `Settings`, a dataclass: each field is a setting, with its default and the help text of its
-flag. Where the toy and a real model want different defaults, `TOY` and `REAL` have them. Nothing
-here imports torch (but to see whether there is a GPU) or a script.
+`Settings` is a dataclass: each field is a setting, with its default and the help text of its flag.
+Where the toy and a real model want different defaults, `TOY` and `REAL` have them. Nothing here
+imports torch (but to see whether there is a GPU) or a script.
 """
 
-from support.errors import BadInput, explain
+from support.errors import BadInput
+from support.flags import (
+    SCRIPTED,
+    Parser,
+    above_zero,
+    fraction,
+    from_anywhere,
+    json_object,
+    natural,
+    not_negative,
+    positive,
+    split_name,
+)
 
 import argparse
-import contextlib
 import importlib.util
-import json
 import os
 import re
-import sys
-import textwrap
 from dataclasses import dataclass, field, fields
 from functools import partial
-from urllib.parse import urlsplit
-
-# --------------------------------------------------------------------------- any program's command
-
-WIDTH = 80  # columns of a usual terminal
-
-
-def fold(text, width=WIDTH):
-    """A paragraph in lines of `width` columns. Paths and flags stay whole, so that they can be
-    copied."""
-    return textwrap.fill(text, width, break_on_hyphens=False, break_long_words=False)
-
-
-def print_folded(text):
-    """Print a paragraph, at once."""
-    print(fold(text), flush=True)
-
-
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one line, not the whole usage. From then on a character
-    that the terminal lacks is shown as "?"."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError):  # of a stream that is no terminal's
-                stream.reconfigure(errors="replace")
-
-    def error(self, message):
-        """End the program with exit code 2."""
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
-
-    def run(self, work, argv):
-        """Parse the flags and call work(args). Returns the exit code. A user's mistake is printed
-        in one line, without a traceback."""
-        args = self.parse_intermixed_args(argv)
-        try:
-            return work(args)
-        except (Exception, KeyboardInterrupt) as error:
-            code, message = explain(error, program=self.prog)
-            print(message, file=sys.stderr)
-            return code
-
-
-def read_checked(read, test, what, text):
-    """read(text), the value of a flag, if it passes `test`. Else the complaint is one line: that
-    `what` is needed."""
-    try:
-        value = read(text)
-        if test(value):
-            return value
-    except ValueError:
-        pass  # what `read` cannot read
-    raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
-
-
-# types for argparse, each a function of the text
-natural = partial(read_checked, int, lambda x: x >= 0, "a whole number from 0")
-positive = partial(read_checked, int, lambda x: x >= 1, "a whole number from 1")
-above_zero = partial(read_checked, float, lambda x: x > 0, "a number above 0")
-not_negative = partial(read_checked, float, lambda x: x >= 0, "a number from 0")
-fraction = partial(read_checked, float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-emotion_value = partial(read_checked, int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
-json_object = partial(read_checked, json.loads, lambda x: isinstance(x, dict), "a JSON object")
-
-
-# The --simulator names of scripted users, and what the scripts are. They cost
-# nothing, log no calls, and can play only the people that were made for them.
-SCRIPTED = {
-    "toy": "a script. It knows a small grammar and cannot judge comfort",
-    "toy-weak": "a script. It counts words and is made to be hacked",
-}
-
-
-def scripted_notice(simulator_name):
-    """A sentence that says so if this user is scripted; else ""."""
-    if simulator_name not in SCRIPTED:
-        return ""
-    return f"The user {simulator_name} is {SCRIPTED[simulator_name]}."
-
-
-def split_name(name):
-    """A --simulator value in its parts (kind, model, address): split at the first ":" and, for
-    openai, the last "@". Raises BadInput."""
-    kind, _, rest = name.partition(":")
-    if kind != "openai":
-        return kind, rest, ""
-    model, _, url = rest.rpartition("@")
-    with contextlib.suppress(ValueError):  # of a port, or an address in brackets
-        if model and re.match(r"https?://[^\s/]", url) and urlsplit(url).port != 0:
-            return kind, model, url
-    raise BadInput(f"{name}: openai:MODEL@URL is needed, the URL with http:// or https://")
-
-
-def from_anywhere(name):
-    """A model's name, absolute where it names a directory that is here: a run is resumed, and its
-    config.json read, from other directories, too. The model of a user stands behind "local:"."""
-    place = name.removeprefix("local:")
-    if name in SCRIPTED or not os.path.isdir(place):
-        return name
-    return name[: -len(place)] + os.path.abspath(place)
-
 
 # ----------------------------------------------------------------------------- the presets of a run
 
@@ -430,13 +335,13 @@ def resolve_settings(given):
 def check(cfg, chosen):
     """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
     has no effect in this run."""
-    is_grpo = cfg.algo == "grpo"
+    is_ppo, is_grpo = cfg.algo == "ppo", cfg.algo == "grpo"
     no_server = "openai:" not in f"{cfg.simulator} {cfg.reader}"
     has_no_effect = {
-        "gamma": is_grpo,
-        "lam": is_grpo,
-        "critic_lr": is_grpo,
-        "value_clip": is_grpo,
+        "gamma": not is_ppo,
+        "lam": not is_ppo,
+        "critic_lr": not is_ppo,
+        "value_clip": not is_ppo,
         "advantage": not is_grpo,
         "kl_estimator": not cfg.kl_coef,
         "lora_alpha": not cfg.lora_rank,

@@ -1,8 +1,9 @@
-"""support/signs.py - signs that a policy learns the reward and not the task, counted in the words of
-its replies (RLVER 3.7; Gao 2022 on overoptimisation).
+"""support/signs.py - signs that a run goes wrong: in the words of its replies, and in its numbers.
 
-A reward that climbs says nothing about why. A healthy run may move any of them: a curve that rises is
-a reason to read dialogues, no proof.
+`signs` counts signs that a policy learns the reward and not the task (RLVER 3.7; Gao 2022 on
+overoptimisation). A reward that climbs says nothing about why. A healthy run may move any of them: a
+curve that rises is a reason to read dialogues, no proof. `warnings_of` finds faults of the training
+itself, which no curve of the reward would show.
 """
 
 import itertools
@@ -106,3 +107,148 @@ def distinct_pairs(replies):
     first = [reply for reply, begin in zip(replies, begins) if begin < WORD_LIMIT]
     pairs = [pair for reply in first for pair in itertools.pairwise(reply)]
     return len(set(pairs)) / max(1, len(pairs))
+
+
+# ---------------------------------------------------------------------- warnings while a run trains
+
+
+def warnings_of(rows):
+    """{name: sentence} of the WARNINGS that hold for `rows`, the lines of metrics.jsonl so far."""
+    return {name: sentence for name, holds, sentence in WARNINGS if holds(rows)}
+
+
+def groups_are_copies(row):
+    """Do most groups earn the same within the group, in replies that hardly any dialogue has to
+    itself? Not all must: two rows of one batch are rounded differently now and then."""
+    # the first is None for PPO, the second is missing where no user heard a reply
+    return (row.get("zero_std_groups") or 0) >= 0.5 and row.get("repeat_across", 0) > 0.9
+
+
+def policy_stands_still(row):
+    """Does the policy have a gradient, and give the first dialogues the very probabilities that it
+    gave them before training? One bit of one weight would change them."""
+    return row.get("kl_start") == 0 and row.get("grad_norm", 0) > 0
+
+
+def gradient_is_zero(row):
+    """Is there no gradient at all, although some advantage is not 0? GRPO's are 0 in groups in
+    which all rewards are equal, PPO's if they are equal everywhere."""
+    rewards_differ = row.get("emotion_std", 0) > 0 and row.get("zero_std_groups") != 1
+    return row.get("grad_norm") == 0 and rewards_differ
+
+
+def foreign_tokens_are_trained(row):
+    """Does the update count more tokens than the policy sampled in the dialogues that it is given?
+    (Dialogues that were dropped are not among them.)"""
+    not_foreign = row.get("tokens_sampled", 0) - row.get("tokens_dropped", 0)
+    return row.get("tokens_trained", 0) > not_foreign
+
+
+def need_is_lost(rows):
+    """Are there groups that all failed alike in half of some ten steps running? A need that the
+    policy does not serve any more is not drawn in every step."""
+    steps = [bool(row.get("lost_groups")) for row in rows]
+    return any(sum(steps[i : i + 10]) >= 5 for i in range(len(steps)))
+
+
+def groups_are_flat(rows, end):
+    """Did in three steps running no group have two different rewards, so that there was no
+    gradient? (A KL has one, and with deltas there may be one.) end: where all dialogues ended then,
+    "success" or "failure", or "elsewhere"."""
+    flat = []
+    for row in rows:
+        here = [name for name in ("success", "failure") if row.get(name) == 100] or ["elsewhere"]
+        no_gradient = row.get("zero_std_groups") == 1 and row.get("grad_norm") == 0
+        flat.append(no_gradient and here == [end])
+    return any(all(flat[i : i + 3]) for i in range(len(flat) - 2))
+
+
+def users_are_unreadable(rows):
+    """Was more than one dialogue in a hundred dropped because of UnreadableAnswers? A policy that
+    learns to bring this about loses no reward by it."""
+    dropped, unreadable, episodes = (
+        sum(row.get(key) or 0 for row in rows) for key in ("dropped", "unreadable", "episodes")
+    )
+    return unreadable > 0.01 * (episodes + dropped)
+
+
+FLAT = "for three steps no group had two different rewards, so nothing was learned: "
+
+
+# Faults of the training itself, which no curve of the reward would show. They are looked for once a
+# step, in numbers that are logged anyway: (name, condition over the rows so far, sentence).
+WARNINGS = []
+
+
+def warn(name, condition, sentence):
+    """Add one to WARNINGS."""
+    WARNINGS.append((name, condition, sentence))
+
+
+warn(
+    "copies",
+    lambda rows: sum(map(groups_are_copies, rows)) >= 3,
+    "the dialogues of a group are the same word for word: they share one sampling seed, or the "
+    "policy has collapsed",
+)
+
+
+warn(
+    "still",
+    lambda rows: sum(map(policy_stands_still, rows)) >= 3,
+    "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
+    "holds other ones, or the learning rate is 0",
+)
+
+
+warn(
+    "zero gradient",
+    lambda rows: any(map(gradient_is_zero, rows)),
+    "the gradient is exactly 0 although rewards differ: the loss does not reach the weights",
+)
+
+
+warn(
+    "foreign tokens",
+    lambda rows: any(map(foreign_tokens_are_trained, rows)),
+    "more tokens are trained than were sampled: words of the user are in the loss",
+)
+
+
+warn(
+    "lost need",
+    need_is_lost,
+    "whole groups fail alike, step after step, so nothing is learned from them: the policy has "
+    "lost one of the users' needs",
+)
+
+
+warn(
+    "flat at the top",
+    lambda rows: groups_are_flat(rows, "success"),
+    FLAT + "all dialogues end at 100, and these users have nothing more to teach",
+)
+
+
+warn(
+    "flat at the bottom",
+    lambda rows: groups_are_flat(rows, "failure"),
+    FLAT + "all dialogues end at the bottom; read some: are the replies malformed, or are these "
+    "users too hard to please?",
+)
+
+
+warn(
+    "flat",
+    lambda rows: groups_are_flat(rows, "elsewhere"),
+    FLAT + "not all dialogues end at 100, nor all at the bottom; does the user tell replies "
+    "apart? python -m tools.fitness measures that",
+)
+
+
+warn(
+    "unreadable",
+    users_are_unreadable,
+    "more than one dialogue in a hundred was dropped because the user's answers could not be "
+    "read, or the prompt was refused; dropped.jsonl has what was said before",
+)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import conftest  # first: it sets the path
-from engine import LocalReader
+from local import LocalReader
 from people import known_replies
 from reader import Reader
 from simulator import Simulator, User

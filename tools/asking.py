@@ -11,7 +11,7 @@ from support.answers import PROMPTS
 from support.calls import MAX_THINKING_TOKENS, CallLog
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest
-from support.settings import SCRIPTED, not_negative
+from support.flags import SCRIPTED, not_negative
 
 import asyncio
 import contextlib

@@ -8,16 +8,17 @@ toy knows a few hundred words: "My sister forgot my birthday. I feel hurt.")
 """
 
 from support.errors import BadInput
+from support.flags import WIDTH, Parser, fold, scripted_notice
 from support.results import scale_of_settings
-from support.settings import WIDTH, Parser, fold, scripted_notice
 
 import asyncio
 import secrets
 from textwrap import indent
 
 from emotion import FAILURE_BELOW, hidden_need
-from evaluate import BENCHMARK, add_flags_of_talk, load_policy, who_talks
+from rollout import SEEDS, converse, read_reply
 from simulator import User, analysis_in
+from talk import add_flags_of_talk, load_policy, who_talks
 
 INDENT = 26 * " "  # of what the other side does not see
 
@@ -75,8 +76,6 @@ def ask_line():
 
 def show(args):
     """One dialogue before your eyes: the emotion as a bar, and what the user felt."""
-    from rollout import converse
-
     # With --as-policy a policy is loaded, too, and says nothing.
     policy, simulator, users, settings = who_talks(args, args.policy or "toy")
     profile = users[args.seed % len(users)]
@@ -85,7 +84,7 @@ def show(args):
         agent = Friend()
         print(f"You are their friend: {args.max_turns} replies. An empty line ends.")
     else:
-        seed = [args.seed, BENCHMARK, 0]  # of the first dialogue of evaluate.py
+        seed = [args.seed, SEEDS["benchmark"], 0]  # of the first dialogue of evaluate.py
         agent = Friend(policy.make_agent(seed), "policy ")
         print(policy.label)
     print(f"{fold(scripted_notice(settings['simulator']))}\n\n{profile.player}\n")
@@ -136,8 +135,6 @@ class Friend:
 
     async def reply(self, line):
         """As rollout.Agent.reply. An empty line of yours ends the dialogue as a full context does."""
-        from rollout import read_reply
-
         if not self.agent:
             text = ask_line()
             return read_reply(text, think=False) if text else None

@@ -10,8 +10,8 @@ of each dialogue the values that stand in a prompt's placeholders. A tool makes 
 from support.answers import as_json
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
+from support.flags import Parser, fold
 from support.results import recorded_dialogues
-from support.settings import Parser, fold
 
 import argparse
 from collections import defaultdict

@@ -19,10 +19,17 @@ put a second time are always asked.
 """
 
 from support.answers import PROMPTS
-from support.errors import BadInput, BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
+from support.errors import (
+    MAX_LOST,
+    BadInput,
+    BadModel,
+    SimulatorFailed,
+    TooManyLost,
+    UnreadableAnswers,
+)
 from support.files import read_jsonl
+from support.flags import SCRIPTED, fold, from_anywhere, positive
 from support.servers import CALL_TIMEOUT
-from support.settings import SCRIPTED, fold, from_anywhere, positive
 from support.signs import words_of
 from support.stats import auc, interval
 
@@ -268,7 +275,7 @@ def show(found, gains, calls, who):
     pooled = auc_between(found, LIFTING, NOT_LIFTING)
     table["AUC, all that lift over all that do not"] = pooled
     show_table(who, ["value", "low", "high", "n"], table, READING)
-    if failed > asked / 5:
+    if failed > MAX_LOST * asked:
         raise TooManyLost("more than a fifth of the questions failed; give the same command again")
     grade, lacking = verdict(readable, share, pooled[1])
     print("\n" + fold(f"verdict: {grade}{lacking and ': '}{lacking}"))

@@ -27,7 +27,7 @@ No score is quality: judge and user are both models. docs/measuring.md says what
 
 from support.answers import Unreadable, as_json, read_answer
 from support.errors import BadInput
-from support.settings import positive
+from support.flags import positive
 from support.stats import interval, pearson
 
 import contextlib

@@ -19,7 +19,7 @@ from support.answers import fill
 from support.calls import MAX_THINKING_TOKENS
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
-from support.settings import SCRIPTED, Parser, fraction, natural, positive
+from support.flags import SCRIPTED, Parser, fraction, natural, positive
 
 import asyncio
 import json

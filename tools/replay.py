@@ -19,7 +19,7 @@ both. (Without --judge a script does it, for the toy's sentences.)
 """
 
 from support.errors import SimulatorFailed
-from support.settings import SCRIPTED, from_anywhere, not_negative, positive
+from support.flags import SCRIPTED, from_anywhere, not_negative, positive
 
 import asyncio
 import contextlib
@@ -27,9 +27,9 @@ import contextlib
 import numpy as np
 from tqdm.asyncio import tqdm
 
-from evaluate import USUAL_USER, user_label
 from people import check_playable
 from simulator import User, make_simulator
+from talk import USUAL_USER, user_label
 from tools.asking import ask_files, made_by, open_call_log
 from tools.dialogues import (
     check_files,

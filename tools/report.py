@@ -7,8 +7,8 @@ It writes report.html and learning_curve.png into runs/NAME.
 
 from support.errors import BadInput
 from support.files import read_json
+from support.flags import Parser
 from support.report import draw
-from support.settings import Parser
 
 from pathlib import Path
 

@@ -171,6 +171,6 @@ def test_a_model_in_this_process_plays_the_user(tiny_dir, tmp_path, monkeypatch)
         answer = {**dict.fromkeys(schema, "Hm."), **decision, "code": world.code_in(prompt)}
         return json.dumps({key: answer[key] for key in schema})
 
-    monkeypatch.setattr("engine.load_local", lambda *_: model)
+    monkeypatch.setattr("local.load_local", lambda *_: model)
     people = PROMPTS / "profiles" / "en_train.jsonl"
     assert go(tiny_dir, tmp_path / "out", "--simulator", "local:x", "--profiles", people) == 0

@@ -18,8 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import evaluate
 import models
+import talk
 from conftest import make_tiny_model
-from engine import TorchEngine, load_local
+from engine import TorchEngine
+from local import load_local
 from runs import go, go_on, metrics, refuse
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -103,7 +105,7 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
 
 def policy_of(path):
     """The policy in a directory, as evaluate.py loads it without flags."""
-    return evaluate.load_policy(str(path), evaluate.make_parser().parse_args([]))
+    return talk.load_policy(str(path), evaluate.make_parser().parse_args([]))
 
 
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):

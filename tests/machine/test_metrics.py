@@ -4,8 +4,8 @@ be silent.
 
 The course has a lab for two of them: shared-seed and user-words."""
 
-from support.metrics import WARNINGS, warnings_of, zero_std_shares
-from support.signs import REWARD_TALK, signs, words_of
+from support.metrics import zero_std_shares
+from support.signs import REWARD_TALK, WARNINGS, signs, warnings_of, words_of
 
 import json
 

@@ -152,7 +152,7 @@ def test_the_toy_commands_run(flags, tmp_path):
 # what a run is made of, with no example of its own
 NO_SCRIPTS = {
     f"{name}.py"
-    for name in ("emotion", "engine", "lora", "models", "people", "reader", "rollout", "simulator")
+    for name in ("emotion engine local lora models people reader rollout simulator talk".split())
 }
 SCRIPTS = sorted({path.name for path in ROOT.glob("*.py")} - NO_SCRIPTS)
 TOOLS = [

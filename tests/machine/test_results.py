@@ -1,7 +1,7 @@
 """Result files, ours and SAGE's: what they hold, their scores, and comparisons of them."""
 
 from support.errors import BadInput
-from support.results import compare, differences, score, what_scores_are
+from support.results import differences, what_scores_are
 
 import json
 import os
@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import evaluate
+import talk
 from conftest import ROOT
 from emotion import NEEDS, need_of, scale_in_words
+from evaluate import compare, score
 from result_files import TASKS, measure, our_line, sage_line, write
 from runs import files, refuse, rows
 
@@ -265,6 +267,6 @@ def test_the_newest_run_is_the_one_that_ended_last(tmp_path, monkeypatch):
 def test_a_run_without_a_checkpoint_is_measured_only_where_it_started(tmp_path):
     """Whoever asks for its newest step must not be given the start in its place."""
     (tmp_path / "config.json").write_text('{"model": "toy", "algo": "grpo"}')
-    assert evaluate.find_weights(tmp_path, 0)[1] == "toy"
+    assert talk.find_weights(tmp_path, 0)[1] == "toy"
     with pytest.raises(BadInput, match="no such checkpoint; --step 0 measures where it started"):
-        evaluate.find_weights(tmp_path, None)
+        talk.find_weights(tmp_path, None)

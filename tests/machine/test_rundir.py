@@ -1,7 +1,7 @@
 """The directory of a run: its files say what happened in it; whenever it is stopped or killed, it
 goes on as if nothing had been; and what it prints."""
 
-from support import rundir
+from support import report, rundir
 from support.errors import BadInput
 from support.files import write_json
 from support.settings import Settings, resolve_settings
@@ -25,6 +25,7 @@ import torch
 
 import evaluate
 import rlver
+import talk
 from conftest import ROOT
 from people import toy_profiles
 from policy import split_batch
@@ -439,7 +440,7 @@ def test_a_part_of_a_checkpoint_is_not_measured(half, tmp_path, capfd):
     step 0, which is removed as the run goes on, the weights are those of the run's own model."""
     place = shutil.copytree(half / "checkpoint-000002", tmp_path / "copy")
     (place / "trainer.pt").unlink()  # which nobody needs who wants to measure it
-    assert evaluate.find_weights(str(place), None)[2]["max_tokens"] == 6
+    assert talk.find_weights(str(place), None)[2]["max_tokens"] == 6
     (place / "rlver.json").unlink()
     told = refuse(capfd, "--policy", place, "--limit", 1, main=evaluate.main)
     assert f"{place}/rlver.json: missing" in told
@@ -448,7 +449,7 @@ def test_a_part_of_a_checkpoint_is_not_measured(half, tmp_path, capfd):
     assert "checkpoint-000002/state" in refuse(capfd, "--policy", out, main=evaluate.main)
     shutil.rmtree(out / "checkpoint-000000")
     settings = json.loads((out / "config.json").read_text())
-    assert evaluate.find_weights(str(out), 0)[1] == settings["model"]
+    assert talk.find_weights(str(out), 0)[1] == settings["model"]
 
 
 def test_what_cannot_be_saved_shows_before_the_first_dialogue(
@@ -510,7 +511,7 @@ def test_the_head_of_a_run(capsys):
     """What is trained on whom, where all goes, and nothing of defaults that nobody has chosen."""
 
     def head(given, **more):
-        rundir.print_head(resolve_settings(given), Path("runs/x"), 500, 128, **more)
+        report.print_head(resolve_settings(given), Path("runs/x"), 500, 128, **more)
         return " ".join(capsys.readouterr().out.split())
 
     assert head({}).startswith("GRPO trains toy (direct): 36 steps of 64 dialogues")
@@ -530,7 +531,7 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, cap
         "warnings": [],
     }
     write_json(out / "summary.json", told)
-    rundir.print_summary(out)
+    report.print_summary(out)
     text = capsys.readouterr().out
     assert "held-out users, mean final emotion (from 30, 3 replies):" in text
     lines = [line.split() for line in text.splitlines()]

@@ -1,15 +1,8 @@
 """The settings of a run and bad input: what `--help` tells, the defaults, and what is refused in
 one line, before anything is written."""
 
-from support.settings import (
-    REAL,
-    TOY,
-    Parser,
-    from_anywhere,
-    make_parser,
-    resolve_settings,
-    split_name,
-)
+from support.flags import Parser, from_anywhere, split_name
+from support.settings import REAL, TOY, make_parser, resolve_settings
 
 import itertools
 import os

@@ -24,7 +24,8 @@ import evaluate
 import rlver
 from agents import gossip, sampled
 from conftest import make_tiny_model
-from engine import LocalReader, VllmEngine
+from engine import VllmEngine
+from local import LocalReader
 from lora import AdapterView, SharedBase, merge
 from models import PROBE
 from people import known_replies

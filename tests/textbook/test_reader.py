@@ -16,7 +16,7 @@ import torch
 import evaluate
 import reader
 import rlver
-from engine import LocalReader
+from local import LocalReader
 from people import known_replies
 from reader import LIKELIEST, Reader, log_odds
 from runs import SMALL, rows

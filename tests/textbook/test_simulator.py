@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from answering import Model, feeling, user_of
-from engine import LocalModel
+from local import LocalModel
 from people import toy_profiles
 from simulator import Simulator, User
 

@@ -20,8 +20,9 @@ from tokenizers import AddedToken
 
 from agents import LINES, speak
 from conftest import make_tiny_model
-from engine import TorchEngine, load_local
+from engine import TorchEngine
 from families import FAMILIES, THINKING, byte_level, chatml, tokenizer_of
+from local import load_local
 from rollout import take_thoughts
 
 

@@ -1,0 +1,162 @@
+"""local.py - language models in this process that nobody trains: a policy that is measured, a model
+behind a user or a judge (LocalModel), a model whose next word is read (LocalReader).
+"""
+
+from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer
+from support.chat_format import ChatFormat
+from support.errors import BadModel, PromptRefused, one_line
+from support.loading import (
+    best_device,
+    directory_of,
+    load_model,
+    load_to_sample,
+    load_tokenizer,
+    stop_ids,
+)
+
+import asyncio
+import copy
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from engine import TorchEngine, VllmEngine
+from policy import pack, tree_mask
+from rollout import Episode, Segment
+
+
+def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat):
+    """(engine, ChatFormat, context) over a model that only samples, loaded once and in the type of
+    computing. kind: of engine, "torch" or "vllm"; context: tokens of a dialogue, if not as many as
+    the model allows; of_chat: more arguments of ChatFormat; prefix: what stands before the path in
+    messages. Raises BadModel or BadInput."""
+    if kind == "vllm":
+        from transformers import AutoConfig
+
+        path = directory_of(path)
+        config, tokenizer = AutoConfig.from_pretrained(path), load_tokenizer(path)
+    else:
+        model, tokenizer = load_to_sample(path, prefix)
+        config = model.config
+    context = context or config.get_text_config().max_position_embeddings
+    chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
+    if kind == "vllm":
+        limits = dict(context=context, dtype=torch.bfloat16, memory_share=0.9)
+        return VllmEngine(path, chat.stop_id, temperature, **limits), chat, context
+    engine = TorchEngine(model, chat.stop_id, temperature, share=True)
+    # A reply of two tokens, for nothing: some architectures do not take this cache, or this mask.
+    try:
+        asyncio.run(engine.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
+    except Exception as error:  # of whatever transformers makes of the architecture
+        why = f"{type(error).__name__} {one_line(error)}"
+        raise BadModel(f"{prefix}{path}: cannot be sampled from: {why}") from None
+    return engine, chat, context
+
+
+@dataclass
+class LocalModel:
+    """A model in this process. Nothing holds it to a schema: it may break the form more often than
+    one on a server."""
+
+    name: str
+    engine: object  # of the same classes as the policy's: a TorchEngine ...
+    chat: object  # ... and a ChatFormat
+    context: int  # the most tokens that prompt and answer may have together
+    rng: object  # what the engine samples with
+    temperature: float = 0.0
+    most_tokens: int = MAX_ANSWER_TOKENS  # as a ServerModel's
+
+    async def __call__(self, prompt, schema=None):
+        """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context."""
+        ids = self.chat.first_prompt(prompt) + self.chat.opening
+        left = self.context - len(ids)
+        if left < 1:
+            raise PromptRefused(
+                f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
+                f"its context of {self.context}"
+            )
+        # key: names a dialogue whose tokens the engine keeps for its next turn. Here each call is
+        # a prompt of its own, so there is nothing to keep.
+        sampled, _ = await self.engine.generate(
+            ids, min(left, self.most_tokens), self.rng, key=None
+        )
+        has_ended = sampled[-1] in self.chat.stop_ids
+        answer = Answer(self.chat.decode(sampled[:-1] if has_ended else sampled))
+        answer.tokens, answer.cut = len(sampled), not has_ended
+        answer.problem = "" if has_ended else CUT
+        if answer.thinks:
+            self.most_tokens = MAX_THINKING_TOKENS
+        return answer
+
+
+def load_local(path, temperature, flag="--simulator"):
+    """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel. Raises
+    BadInput. flag: the one that named it, for messages."""
+    loaded = load_engine(path, temperature, f"{flag} local:")
+    return LocalModel(path, *loaded, np.random.default_rng(0), temperature)
+
+
+class LocalReader:
+    """A model in this process whose next word is read (reader.py), the model in the directory `path`.
+
+    All questions about a reply begin alike. So they are one row: the beginning once, as a trunk, and
+    each question behind it as a branch that sees the trunk and itself. A row is never batched with
+    others, so its result does not depend on them, to the last bit."""
+
+    def __init__(self, path, words, template_args=None, dtype=None):
+        """words: what will be read. dtype: the type of computing (default: bf16 on a GPU, or on a
+        processor with AMX, which makes it several times faster; else fp32). Raises BadModel, also if
+        a word is not one token."""
+        self.name = str(path)
+        device = best_device()
+        is_fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported()
+        dtype = dtype or (torch.bfloat16 if is_fast else torch.float32)
+        self.model, tokenizer = load_model(path, device, "--reader local:", dtype)
+        # what is read is the first word, so it must not be one of a thought
+        template_args = {**(template_args or {}), "enable_thinking": False}
+        self.chat = ChatFormat(tokenizer, template_args=template_args, stop_ids=stop_ids(path))
+        # in fp32: in bf16 logits of 20, and so log-odds, would be rounded to eighths
+        self.head = copy.deepcopy(self.model.get_output_embeddings()).float()
+        self.context = self.model.config.get_text_config().max_position_embeddings
+        tokens = {ids[0] for ids in map(self.chat.text, words) if len(ids) == 1}
+        if len(tokens) < len(words):
+            raise BadModel(f"--reader local:{path}: {' and '.join(words)} must be a token each")
+        try:  # some architectures do not take this mask
+            self.forward(["Is it?", "Is it not?"], 1)
+        except Exception as error:  # of whatever transformers makes of it
+            raise BadModel(f"--reader local:{path}: {one_line(error)}") from None
+
+    async def likeliest(self, prompts, count):
+        """The `count` likeliest tokens behind each of `prompts`, which begin alike: a list of
+        [(text, log-prob)]. Raises PromptRefused if one does not fit the context."""
+        return self.forward(prompts, count)
+
+    @torch.inference_mode()
+    def forward(self, prompts, count):
+        """`likeliest` itself."""
+        rows = [self.chat.first_prompt(prompt) + self.chat.opening for prompt in prompts]
+        longest = max(map(len, rows))
+        if longest > self.context:
+            raise PromptRefused(
+                f"local:{self.name}: a prompt of {longest} tokens does not fit its context of "
+                f"{self.context}"
+            )
+        trunk = os.path.commonprefix(rows)
+        branches = [Segment(row[len(trunk) :], k) for k, row in enumerate(rows, 1)]
+        segments = [Segment(trunk), *branches]
+        batch = pack([Episode("", 0, "", segments=segments)]).to(self.model.device)
+        ends = np.cumsum([len(segment.ids) for segment in segments]) - 1
+        hidden = self.model.base_model(
+            input_ids=batch.ids,
+            position_ids=batch.positions,
+            attention_mask=tree_mask(batch.branch),
+            use_cache=False,
+        ).last_hidden_state[0, ends[1:]]
+        best = F.log_softmax(self.head(hidden.float()), dim=-1).topk(count)
+        return [
+            [(self.chat.decode([token]), value) for token, value in zip(tokens, values)]
+            for tokens, values in zip(best.indices.tolist(), best.values.tolist())
+        ]

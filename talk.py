@@ -1,0 +1,274 @@
+"""talk.py - a policy that exists, and users who talk with it, as flags and its run name them: for
+evaluate.py and tools/chat.py.
+"""
+
+from support import files
+from support.answers import PROMPTS, load_prompt
+from support.errors import BadInput
+from support.flags import (
+    emotion_value,
+    from_anywhere,
+    json_object,
+    natural,
+    not_negative,
+    positive,
+    split_name,
+)
+from support.rundir import checkpoints, refuse_other_heldout, state_of
+from support.servers import ServerModel
+from support.settings import usual_engine
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Callable
+
+from emotion import BENCHMARK_TURNS, INITIAL_EMOTION
+from people import check_playable, load_profiles, users_of_run
+from rollout import Agent, read_reply
+from simulator import make_simulator
+from toy import world
+
+# local.py, which loads torch, is imported in the function that needs it: --score and --compare need
+# no model, and start at once.
+
+# --------------------------------------------------------------------------------------- the policy
+
+
+@dataclass
+class LoadedPolicy:
+    """A policy that is ready to talk."""
+
+    label: str  # what results call it
+    settings: dict  # how it replies: thinking or not, temperature, tokens ...
+    run_settings: dict  # of the run that made it; {} if it is no run of this project
+    home: Path | None  # the directory of that run
+    make_agent: Callable  # seed -> Agent
+
+
+def load_policy(name, args):
+    """The LoadedPolicy that `name` stands for: a run, a checkpoint, a model directory, a model of
+    the hub, toy, or openai:MODEL@URL. args: the flags of `add_flags_of_talk`. What is about the
+    policy is read from its run, where there is one; a flag only fills in what no run says, but for
+    --max-tokens, which decides. Raises BadInput or BadModel."""
+    kind, model_name, url = split_name(name)
+    label, weights, run_settings, home = find_weights(name, args.step)
+    is_toy = run_settings.get("model", weights) == "toy"
+    if args.think and not run_settings.get("think", True):
+        raise BadInput(f"--think: {label} was trained to reply without thinking")
+    settings = {
+        "think": run_settings.get("think", args.think),
+        "policy_lang": run_settings.get("lang", args.lang or "en"),
+        "temperature": run_settings.get("temperature", 1.0),
+        "max_tokens": args.max_tokens or run_settings.get("max_tokens", 48 if is_toy else 2048),
+        "context": args.context,
+        "template_args": run_settings.get("template_args", args.template_args) or None,
+    }
+    # what toy runs start from: one policy that thinks and one that does not
+    if weights == "toy":
+        weights = world.base_policy(settings["think"])
+        label = label if run_settings else f"toy, {world.mode_of(settings['think'])}"
+    if kind == "openai":
+        label = f"openai:{model_name}"
+        if args.context or args.template_args:
+            raise BadInput(f"--context, --template-args: {label} has its own; leave them out")
+        server = ServerModel(model_name, url, settings["temperature"])
+        make_agent = partial(ServerAgent, server, settings)
+    else:
+        make_agent = agents_in_process(weights, settings, is_toy)
+    return LoadedPolicy(label, settings, run_settings, home, make_agent)
+
+
+def find_weights(name, step):
+    """(label, directory or name of the weights or "toy", settings of the run, its directory) of a
+    policy. A run stands for its newest checkpoint, or for that of `step`; step 0 is where it
+    started. Raises BadInput."""
+    directory = Path(name)
+    run_settings = files.read_json(directory / "config.json")
+    if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
+        path = checkpoint_of_run(directory, step)
+        # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
+        # that the run started from.
+        weights = run_settings["model"]
+        if path.is_dir():
+            state_of(path)  # which refuses a part of a copy
+            weights = path
+        return str(path), weights, run_settings, directory
+    if step is not None:
+        raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
+    run_settings = files.read_json(directory / "rlver.json")
+    if run_settings:  # a checkpoint, or a copy of one
+        return name, directory, run_settings, directory.parent
+    if (directory / "state.json").is_file():
+        raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
+    return name, name, {}, None
+
+
+def checkpoint_of_run(directory, step):
+    """The checkpoint of a run: that of `step`, None for the newest. Raises BadInput if it is not
+    there, but for step 0, which need not be."""
+    existing = checkpoints(directory)
+    path = directory / f"checkpoint-{step or 0:06d}"
+    if step is None and existing:
+        path = existing[-1]
+    if step != 0 and path not in existing:
+        raise BadInput(f"policy {path}: no such checkpoint; --step 0 measures where it started")
+    return path
+
+
+def agents_in_process(weights, settings, is_toy):
+    """A function seed -> Agent over weights that are loaded here: by vLLM where that is installed and
+    there is a GPU. Fills in settings["context"], the longest that the model allows, where nothing
+    says it."""
+    from local import load_engine
+
+    engine, chat, settings["context"] = load_engine(
+        weights,
+        settings["temperature"],
+        "policy ",
+        usual_engine(is_toy),
+        settings["context"],
+        # as in training: the toy knows its job without a system prompt
+        system_prompt="" if is_toy else system_prompt(settings),
+        think=settings["think"],
+        template_args=settings["template_args"],
+    )
+    of_replies = {key: settings[key] for key in ("think", "max_tokens", "context")}
+    return lambda seed: Agent(engine, chat, seed=seed, **of_replies)
+
+
+def system_prompt(settings):
+    """The system prompt of a policy with these settings."""
+    return load_prompt(f"policy_{world.mode_of(settings['think'])}", settings["policy_lang"])
+
+
+class ServerAgent:
+    """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. What
+    its server refuses costs its dialogue."""
+
+    def __init__(self, server, settings, seed):
+        """seed: does nothing; a server draws its own random numbers."""
+        self.server, self.settings = server, settings
+        self.messages = [{"role": "system", "content": system_prompt(settings)}]
+        self.segments = []  # `converse` files an agent's tokens with the episode: here are none
+        self.cut = 0  # replies that the limit of tokens ended, or that are empty
+
+    async def reply(self, line):
+        """As rollout.Agent.reply, but for the tokens. A thought that the server has taken out of the
+        reply is put back in front of it. Raises SimulatorFailed."""
+        self.messages.append({"role": "user", "content": line})
+        text = await self.server.chat(self.messages, self.settings["max_tokens"])
+        self.cut += bool(text.problem)
+        if text.thought:
+            text = f"<think>{text.thought}</think>{text}"
+        reply = read_reply(text, self.settings["think"])
+        self.messages.append({"role": "assistant", "content": reply.visible})
+        return reply
+
+
+# -------------------------------------------------------------------------------- who talks to whom
+
+# What --simulator, --lang, --difficulty and --reader are where neither a flag nor the policy's run
+# says it.
+USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla", "reader": None}
+
+
+def who_talks(args, name):
+    """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`: by the
+    flags and, where they do not say it, by the policy's run. --lang is the language of the users;
+    for a policy that is a run it changes their prompts, but not the policy's."""
+    policy = load_policy(name, args)
+    played_by = {
+        key: getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
+        for key in USUAL_USER
+    }
+    player, lang, reader = (played_by[key] for key in ("simulator", "lang", "reader"))
+    users, held_out = users_to_measure_with(args, policy, player, lang)
+    if args.simulator and not args.reader:  # another user hears by itself
+        reader = None
+    simulator = make_simulator(
+        player,
+        lang,
+        played_by["difficulty"],
+        temperature=args.simulator_temperature,
+        reader=reader,
+        template_args=args.template_args or policy.run_settings.get("template_args"),
+    )
+    keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
+    settings = {
+        "policy": policy.label,
+        **policy.settings,
+        **played_by,
+        "simulator": user_label(player),
+        "reader": reader and user_label(reader),
+        **{key: getattr(args, key) for key in keys},
+        "users": files.digest([vars(profile) for profile in users]),
+        "held_out": held_out,
+    }
+    return policy, simulator, users[: args.limit], settings
+
+
+def user_label(name):
+    """What a --simulator value is called in results: the model, wherever it is served."""
+    kind, model, _ = split_name(name)
+    return model or kind
+
+
+def users_to_measure_with(args, policy, simulator_name, lang):
+    """(users, were they held out by the policy's run?): those of --profiles; with --world chit-chat
+    those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
+    Raises BadInput for users whom the simulator cannot play."""
+    file = args.profiles
+    if args.world and not file:
+        file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
+    if file:
+        users = load_profiles(file)
+        check_playable(simulator_name, users)
+        return users, False
+    # a run that names no files trained with the toy's other users
+    paths = policy.run_settings.get("profiles")
+    count = policy.run_settings["eval_size"] if paths else 128
+    _, users = users_of_run(paths, count, simulator_name)
+    if paths:
+        refuse_other_heldout(policy.home, users)
+    return users, bool(policy.run_settings)
+
+
+# -------------------------------------------------------------------------------------------- flags
+
+
+def add_flags_of_talk(parser):
+    """The flags that `load_policy` needs, and then those that `who_talks` needs beside them; tools
+    have them too."""
+    add = parser.add_argument
+    add("--step", type=natural, metavar="N", help="of a run; 0: its start (default: the newest)")
+    add("--lang", choices=["en", "zh"], help="of the prompts (default: the run's, or en)")
+    add("--think", action="store_true", help="it thinks before it replies (a run says so itself)")
+    add("--max-tokens", type=positive, metavar="N", help="of a reply (default: the run's, or 2048)")
+    add(
+        "--context",
+        type=positive,
+        metavar="N",
+        help="tokens of a dialogue (default: the model's)",
+    )
+    add(
+        "--template-args",
+        type=json_object,
+        metavar="JSON",
+        help="such as '{\"enable_thinking\": false}'",
+    )
+    text = "toy, toy-weak, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
+    add("--simulator", type=from_anywhere, help=f"model that plays the users: {text}")
+    text = "openai:MODEL@URL or local:DIR (default: the run's, without --simulator)"
+    add("--reader", type=from_anywhere, help=f"model whose feelings are read: {text}")
+    add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
+    add("--world", choices=["chit-chat"], help="users who chat, in place of users with a trouble")
+    add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")
+    start = INITIAL_EMOTION["benchmark"]
+    add("--start", type=emotion_value, metavar="E", default=start, help="emotion (default: 40)")
+    text = f"replies in a dialogue, at most (default: {BENCHMARK_TURNS})"
+    add("--max-turns", type=positive, metavar="N", default=BENCHMARK_TURNS, help=text)
+    text = "of the model that plays the users (default: 0)"
+    add("--simulator-temperature", metavar="T", type=not_negative, default=0.0, help=text)
+    add("--limit", type=positive, metavar="N", help="only the first N users")
+    add("--seed", type=natural, default=0, metavar="N", help="of the policy's sampling")
