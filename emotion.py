@@ -12,7 +12,7 @@ from dataclasses import dataclass
 # Every dialogue starts at this emotion, of 0 to 100: RLVER trains from 30, SAGE's benchmark starts
 # at 40.
 INITIAL_EMOTION = {"training": 30, "benchmark": 40}
-# The benchmark's dialogues have so many replies at most. (In training --max-turns decides.)
+# The benchmark's dialogues have at most this many replies. (In training --max-turns decides.)
 BENCHMARK_TURNS = 10
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
 # Below it, in level F, the user has had enough: it may say goodbye, the benchmark's dialogues end, and
@@ -55,7 +55,7 @@ class Need:
 
     kind: str  # "rational" or "emotional"
     task: dict  # {language: the sentence}
-    words: str  # a regex for such sentences of others: of SAGE, in Chinese, and older ones of ours
+    words: str  # a regex for sentences that are not these: SAGE's Chinese ones, our older ones
 
 
 NEEDS = {

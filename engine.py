@@ -9,8 +9,8 @@ whole weights, not a shard of them.
 An engine knows the trainer only by `load_weights`. It takes token ids and returns token ids, each
 with the log-prob that it was drawn with, and serves whatever dialogues are waiting, as they come.
 Neither uses anything of policy.py: cache, positions, mask, attention and sampling are written a
-second time, so that the comparison of all log-probs at every step tests them. (The layers of
-transformers are the same for the torch engine; vLLM has its own.)
+second time, so that the comparison of all log-probs at every step tests them. (The torch engine shares
+only the layers of transformers with the trainer; vLLM not even those.)
 """
 
 from support.calls import Clock

@@ -12,11 +12,12 @@ Numbers compare only within one simulator: with another model behind the same us
 same dialogues shift by 20 points (SAGE appendix B).
 
 From top to bottom: the dialogues and their lines in the result file; the scores of such a file; two
-files compared; where results go; what the flags ask for. Which policy talks with whom is in talk.py,
+files compared; where results go; what the flags ask for. Which policy talks with whom is in partners.py,
 how result files are read in support/results.py.
 """
 
 from support import files
+from support.checks import check
 from support.errors import MAX_LOST, BadInput, TooManyLost
 from support.flags import Parser, print_folded
 from support.metrics import score_summary, scores_by
@@ -40,12 +41,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from partners import add_flags_of_talk, who_talks
 from tqdm import tqdm
 
 from emotion import FAILURE_BELOW, emotion_level
 from rollout import SEEDS, rollout
 from simulator import analysis_in
-from talk import add_flags_of_talk, who_talks
 
 # ----------------------------------------------------------------------------- the benchmark itself
 
@@ -58,7 +59,7 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
     # numbers that an uninterrupted one would have drawn.
     todo = {n: user for n, user in enumerate(users) if user.id not in finished_ids}
     if todo:
-        await simulator.check()
+        await check(simulator)
     with tqdm(total=len(todo), desc="benchmark", unit="dialogue") as bar:
         _, lost = await rollout(
             simulator,
@@ -163,7 +164,8 @@ def read_scored(path, rule=None):
     because they do not hold the emotion after a tenth reply."""
     rows = read_results(path)
     for row in rows:
-        row["rule"] = rule or "every" if "policy" in row["made_by"] else "sage"
+        is_ours = "policy" in row["made_by"]
+        row["rule"] = (rule or "every") if is_ours else "sage"
         row["final"] = final_of(row)
     return rows
 
@@ -222,21 +224,21 @@ def compare(path_before, path_after, rule=None, ids=None, draws=10_000):
 
     The interval is the 2.5 to 97.5 percentile of a bootstrap over users. p: sign flips of the
     users' differences, two-sided. Raises BadInput."""
-    files = [read_scored(path, rule) for path in (path_before, path_after)]
-    refuse_mixed([row for rows in files for row in rows], "--compare")
-    finals = [{row["id"]: row["final"] for row in rows} for rows in files]
+    scored = [read_scored(path, rule) for path in (path_before, path_after)]
+    refuse_mixed([row for rows in scored for row in rows], "--compare")
+    finals = [{row["id"]: row["final"] for row in rows} for rows in scored]
     common = finals[0].keys() & finals[1].keys()
     ids = sorted(common if ids is None else common & ids)
     n = len(ids)
     if n < 2:
         raise BadInput("--compare: the files have fewer than two users in common")
     before, after = (np.array([final[user_id] for user_id in ids]) for final in finals)
-    differences = after - before
-    mean = differences.mean()
+    gains = after - before
+    mean = gains.mean()
     rng = np.random.default_rng(0)
     samples = rng.integers(n, size=(draws, n))  # indices of users
-    low, high = np.percentile(differences[samples].mean(1), [2.5, 97.5]).tolist()
-    made_before, made_after = (rows[0]["made_by"] for rows in files)
+    low, high = np.percentile(gains[samples].mean(1), [2.5, 97.5]).tolist()
+    made_before, made_after = (rows[0]["made_by"] for rows in scored)
     return {
         "a": path_before,
         "b": path_after,
@@ -247,7 +249,7 @@ def compare(path_before, path_after, rule=None, ids=None, draws=10_000):
         "score_b": after.mean(),
         "difference": mean,
         "interval": [low, high],
-        "p": sign_flips(differences, rng, draws),
+        "p": sign_flips(gains, rng, draws),
         "n": n,
         "sentence": verdict(mean, low, high, n),
     }

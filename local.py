@@ -136,7 +136,7 @@ class LocalReader:
 
     @torch.inference_mode()
     def forward(self, prompts, count):
-        """`likeliest` itself."""
+        """`likeliest`, by one forward pass for all prompts."""
         rows = [self.chat.first_prompt(prompt) + self.chat.opening for prompt in prompts]
         longest = max(map(len, rows))
         if longest > self.context:

@@ -2,8 +2,7 @@
 
 A run builds them from the starting policy or from a checkpoint. After each update the engine is
 given the new weights (`sync`); vLLM then samples a few tokens, whose log-probs show that the new
-weights have arrived (`probe`). `gather` collects what a checkpoint holds. DistanceFromStart measures
-how far the policy has moved.
+weights have arrived (`probe`). `gather` collects what a checkpoint holds.
 """
 
 from support.answers import load_prompt
@@ -11,9 +10,7 @@ from support.chat_format import ChatFormat
 from support.errors import BadModel, one_line
 from support.loading import best_device, load_model, load_tensors, memory_of, stop_ids
 from support.ranks import (
-    all_gather_list,
     all_reduce_sum,
-    broadcast,
     full_tensor,
     iter_full_weights,
     load_optimizer_state,
@@ -23,18 +20,16 @@ from support.ranks import (
     world_size,
 )
 
-import math
-import os
 from functools import partial
-from operator import attrgetter
 
 import numpy as np
 import torch
 
 from engine import TorchEngine, VllmEngine
 from lora import AdapterView, SharedBase, merge, write_peft
-from policy import Batch, Critic, Policy, dummy_batch, pack, recompute_activations
-from ppo import kl_penalty, log_probs_of, logp_gap
+from policy import Critic, Policy, pack, recompute_activations
+from ppo import log_probs_of, logp_gap
+from reference import Reference
 from rollout import SEEDS, Episode, Segment
 from toy import world
 
@@ -50,7 +45,6 @@ LIMITS = {  # dtype: (gap_limits, ratio_limit)
     torch.float32: ((1e-4, 1e-2), 1e-3),
     torch.bfloat16: ((0.1, float("inf")), 0.2),
 }
-START_DIALOGUES = 8  # of the starting policy, for DistanceFromStart
 # What a user says in `probe`.
 PROBE = (
     "I do not know where to begin. Last week my sister forgot my birthday, and when I asked "
@@ -103,10 +97,9 @@ class Models:
         # 3. Policy, critic and reference. saved: what `gather` has collected.
         saved = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
         if cfg.lora_rank:
-            parts = self.adapters(model, saved)
+            self.policy, self.critic, reference = self.adapters(model, saved)
         else:
-            parts = self.whole_models(model, saved, source, start)
-        self.policy, self.critic, reference = parts
+            self.policy, self.critic, reference = self.whole_models(model, saved, source, start)
         self.reference = Reference(reference) if reference else None
 
         # 4. Optimizers, of the parameters that step 3 has made.
@@ -223,8 +216,8 @@ class Models:
         else shows that a sync had no effect, or that the engine still has cached results of the old
         weights; at the start, whether this architecture can be trained at all. The prompt is always
         the same, and long enough for vLLM's prefix cache, unless `length` limits it. The trainer's
-        row has a neighbour that ends at the last position of the context: on some models the
-        log-probs of short rows depend on that. Raises SelfCheckFailed."""
+        row has a neighbour that ends at the last position of the context: some models score short
+        rows otherwise when another one is as long. Raises SelfCheckFailed."""
         prompt = self.chat.first_prompt(PROBE)[: length or self.context // 2]
         rng = np.random.default_rng([self.cfg.seed, SEEDS["probe"]])
         ids, log_probs = self.runner.run(self.engine.generate(prompt, 16, rng, key=None))
@@ -264,11 +257,13 @@ class Models:
 
         return partial(self.write, weights=weights, saved=saved)
 
-    def write(self, directory, weights=None, saved=None):
-        """Write the files of a checkpoint, but for those of `RunDir.save`. weights: of the policy,
-        {name: tensor}; saved: everything else. Without them, only to see whether it can be done,
-        one small tensor."""
-        weights, saved = weights or {"small": torch.zeros(1)}, saved or {"adapters": {}}
+    def write_trial(self, directory):
+        """`write` one small tensor, only to see whether a checkpoint can be written."""
+        self.write(directory, {"small": torch.zeros(1)}, {"adapters": {}})
+
+    def write(self, directory, weights, saved):
+        """Write the files of a checkpoint, but for those of `RunDir.write_whole`. weights: of the
+        policy, {name: tensor}; saved: everything else."""
         self.policy.model.save_pretrained(directory, state_dict=weights)
         self.tokenizer.save_pretrained(directory)
         torch.save(saved, directory / "trainer.pt")
@@ -280,83 +275,6 @@ class Models:
         Adam's two moments; as much again for a critic."""
         per_weight = 4 if self.cfg.lora_rank else 24 if self.critic else 12
         return per_weight * sum(p.numel() for p in self.policy.model.parameters())
-
-
-class DistanceFromStart:
-    """How far the policy has moved: KL(pi_0, pi), estimated from a few dialogues of the starting
-    policy in the file `path`, each a batch of its own with the log-probs that pi_0 gave its tokens.
-    So the starting policy need not stay in memory."""
-
-    def __init__(self, models, path):
-        self.policy, self.device, self.pad = models.policy, models.device, models.pad
-        self.path = path
-
-    def keep(self, episodes):
-        """Write the file, of the first of these episodes of all ranks, and read it."""
-        episodes = all_gather_list(episodes[:START_DIALOGUES])
-        episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
-        kept = []
-        for episode in episodes:
-            batch = pack([episode], self.pad)
-            [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
-            kept.append((vars(batch), log_probs.cpu()))
-        if rank() == 0:
-            scratch = self.path.with_name(f".{self.path.name}")  # nobody ever finds half a file
-            torch.save(kept, scratch)
-            os.replace(scratch, self.path)
-        self.read()
-
-    def read(self):
-        """Read this rank's part of the file: [(Batch, log-probs of pi_0)]. Every rank gets equally
-        many, empty ones if need be, because a forward pass is a collective call. Only the first rank
-        needs the file. Raises BadInput if it is not whole."""
-        kept = broadcast(load_tensors, self.path)
-        empty = dummy_batch(self.pad)
-        while len(kept) % world_size():
-            kept.append((vars(empty), empty.engine_log_probs))
-        self.dialogues = [
-            (Batch(**tensors), log_probs) for tensors, log_probs in kept[rank() :: world_size()]
-        ]
-
-    def kl(self):
-        """KL(pi_0, pi) per token, estimated by k3 from the samples of pi_0."""
-        sums = torch.zeros(2, dtype=torch.float64)
-        for batch, start_log_probs in self.dialogues:
-            [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
-            k3 = kl_penalty(start_log_probs, log_probs.cpu(), "k3")[batch.action_mask]
-            sums += torch.tensor([k3.double().sum().item(), k3.numel()])
-        kl, tokens = all_reduce_sum(sums).tolist()
-        return kl / max(1, tokens)
-
-
-class Reference:
-    """pi_ref as ppo.py and grpo.py call it: batch -> (log pi_ref, None). Each pass also adds up
-    what ref_perplexity is made of."""
-
-    def __init__(self, policy):
-        """policy: a Policy, or the reference's AdapterView, that is never trained."""
-        self.policy = policy
-        self.sums = torch.zeros(2, dtype=torch.float64)  # negative log-likelihood, tokens
-
-    def __call__(self, batch):
-        log_probs, log_probs_at_1 = self.policy(batch, as_reference=True)
-        at_actions = log_probs_at_1[batch.action_mask].double()
-        self.sums += torch.tensor([-at_actions.sum().item(), at_actions.numel()])
-        return log_probs, None  # where a policy has its entropy
-
-    def perplexity_of(self, batches):
-        """`take_perplexity` of these batches."""
-        log_probs_of(self, batches)
-        return self.take_perplexity()
-
-    def take_perplexity(self):
-        """exp of the mean negative log-likelihood of the policy's tokens under pi_ref, at
-        temperature 1 and given the dialogue, over all passes of all ranks since the last call. It
-        says whether the starting model would have spoken like that. None if there were no
-        tokens."""
-        negative_log_likelihood, tokens = all_reduce_sum(self.sums).tolist()
-        self.sums = torch.zeros(2, dtype=torch.float64)
-        return math.exp(negative_log_likelihood / tokens) if tokens else None
 
 
 def adamw(module, lr):

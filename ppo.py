@@ -280,8 +280,8 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
                    reduce, which sums a tensor over ranks, and world_size, their number
                    gap_limits of `logp_gap`, and ratio_limit of `check_first_ratio`
     minibatches    a list (optimizer steps) of lists (micro-batches) of Batch
-    old_log_probs  log pi_old of all micro-batches before the first step, a list of [B, L]. It is
-                   what the trainer says, not the engine
+    old_log_probs  log pi_old of all micro-batches before the first step, a list of [B, L]. As the
+                   trainer scores them, not the engine
     advantages     a list of [B, L], one per micro-batch
     cfg            the settings clip_eps, entropy_coef, kl_coef, kl_estimator, value_clip
     ref            log pi_ref, likewise; None where kl_coef is 0

@@ -37,8 +37,8 @@ from emotion import clamp_change
 WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
 LIKELIEST = 20  # how many of the likeliest next tokens a model tells
 LEAST_MASS = 0.5  # of both words together; with less the model was about to say something else
-# How much a question counts: points of emotion for a standard deviation of its log-odds over the
-# replies of prompts/replies.jsonl that are marked "weights", which set them.
+# How much a question counts: points of emotion per standard deviation of its log-odds over the replies
+# of prompts/replies.jsonl that are marked "weights". The weights were chosen with these, too.
 WEIGHTS = {
     # "Does the reply bring something new, and not the same words again?" Yes to a reply to the
     # point, more than to warm words that fit anybody.
@@ -83,8 +83,8 @@ class Reader(Caller):
         # empty list of earlier replies is shown, a small model tells replies apart less well.
         person, friend, reply = load_prompt("person", lang, "reader").split("\n")
         self.beginning = {True: f"{person}\n{friend}\n{reply}", False: f"{person}\n{reply}"}
-        # {question: [the question, what f_reply is told of a reply above the mean of the known ones,
-        # of another]}
+        # {name: [the question, what f_reply is told of a reply above the mean of the known ones, what
+        # it is told of another reply]}
         self.texts = {name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS}
         self.scale = {}  # {question: (mean, std) of its log-odds over known replies}
 

@@ -11,11 +11,12 @@
     5. log          a line of metrics, every dialogue word for word
     6. evaluate     held-out users, before and after; and save checkpoints
 
-`train` is the loop; below it stand, in the order of their use, what it calls. Flags, torchrun,
-files, printing and pictures are in support/: a first reading may skip them.
+`train` is the loop; what it calls stands below, in the order of use. Flags, torchrun, files, printing
+and pictures are in support/: a first reading may skip them.
 """
 
-from support import errors, ranks, report, rundir, settings
+# support comes first: it sets up what must be set up before torch is imported
+from support import checks, errors, ranks, report, rundir, settings
 from support.flags import SCRIPTED
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
@@ -32,10 +33,11 @@ from tqdm import tqdm
 
 from emotion import hidden_need
 from grpo import check_groups, grpo_update
-from models import DistanceFromStart, Models
+from models import Models
 from people import profiles_of_step, users_of_run
 from policy import split_batch
 from ppo import ppo_update
+from reference import DistanceFromStart
 from rollout import SEEDS, Agent, rollout
 from simulator import simulator_of_run
 
@@ -44,8 +46,8 @@ UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
 
 def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top to bottom
-    """The whole loop: what the Settings `cfg` ask for, in the RunDir `run`. A run without a
-    checkpoint begins with an evaluation, another where its newest checkpoint stands. Returns the
+    """The whole loop: what the Settings `cfg` ask for, in the RunDir `run`. A new run begins with an
+    evaluation, a resumed one at its newest checkpoint. Returns the
     state, what a checkpoint keeps of the run: step, seconds, evaluations. With many ranks each has
     its own dialogues, its own engine and a shard of the models. Raises SimulatorRefused, TooManyLost
     or CannotWrite at any time, BadInput or BadModel before config.json is written, SelfCheckFailed
@@ -111,7 +113,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
 
         # ---- 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
         models.engine.sleep()  # the memory of its cache is the update's now
-        if not cfg.toy:  # which needs little memory and would be slower by a twentieth
+        if not cfg.toy:  # it has little to free, and would be slower by a twentieth
             return_freed_memory()
         minibatches = split(episodes, cfg.batch_size, cfg.minibatches, seed=f"{cfg.seed} {step}")
         # Both learning rates rise from 0 to their full value in the first `warmup` steps.
@@ -158,12 +160,12 @@ def begin(cfg, run):
     if cfg.reader or cfg.simulator not in SCRIPTED:
         run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
         # the first rank finds out what the server takes, and tells the others
-        simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
+        checks.learn(simulator, ranks.broadcast(lambda: run.runner.run(checks.check(simulator))))
     models = Models(cfg, checkpoint, run.clock, run.runner)
     distance = DistanceFromStart(models, run.start_file)
     if checkpoint:
         distance.read()
-    run.try_to_save(models.write, models.checkpoint_bytes())
+    run.try_to_save(models.write_trial, models.checkpoint_bytes())
     state = run.begin(checkpoint, heldout)
     ranks.barrier()
     if run.first:
@@ -237,14 +239,15 @@ def row_of_step(cfg, models, distance, state, episodes, all_episodes, counts, me
     """The line of metrics.jsonl of a training step. counts: of `hold_dialogues`; metrics: of the
     update."""
     batch = batch_metrics(all_episodes, cfg.think, cfg.algo)
+    replies = batch["episodes"] * batch["turns"]  # turns: the mean of a dialogue
     sampled = sum(e.tokens_sampled for e in episodes)
     sampled = ranks.all_reduce_sum(torch.tensor(sampled)).item()
     return {
         "step": state["step"],
         **batch,
         **counts,
-        "cut": sum(e.cut for e in all_episodes) / batch["episodes"] / batch["turns"],
-        "reply_tokens": metrics["tokens_trained"] / batch["episodes"] / batch["turns"],
+        "cut": sum(e.cut for e in all_episodes) / replies,
+        "reply_tokens": metrics["tokens_trained"] / replies,
         **metrics,
         "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),
         "kl_start": distance.kl(),

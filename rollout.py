@@ -31,8 +31,8 @@ from emotion import INITIAL_EMOTION
 @dataclass
 class Segment:
     """A run of tokens with one origin. `branch` 0 is the trunk, which all later tokens see. Branch
-    k > 0 is a reply that later turns do not see as it was sampled (mostly because it has a
-    thought), and the template's opening in front of it; only tokens of the same branch see it.
+    k > 0 holds one reply as it was sampled, with the template's opening, where later turns see
+    something else (mostly because it has a thought); only tokens of the same branch see it.
     `log_probs` are those of the engine, None for tokens that the policy did not sample."""
 
     ids: list

@@ -23,7 +23,7 @@ Be the assistant yourself, and see the analysis and the emotion:  python -m tool
 """
 
 from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_prompt, read_answer
-from support.checks import Checked
+from support.calls import Caller
 from support.errors import BadInput, UnreadableAnswers
 from support.files import digest
 from support.flags import SCRIPTED, split_name
@@ -177,9 +177,9 @@ def is_reading(text):
 # --------------------------------------------------------------------- the model behind all users
 
 
-class Simulator(Checked):
+class Simulator(Caller):
     """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock.
-    `ask` puts a question; `check` asks three before the first dialogue."""
+    `ask` puts a question. (support/checks.py asks three before the first dialogue.)"""
 
     def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, reader=None, **shared):
         """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question

@@ -1,5 +1,6 @@
-"""small.py - what ten fixed policies earn from a language model that hears replies (reader.py).
-tables.py calls it, and docs/small.md shows its table.
+"""small.py - a language model that hears replies (reader.py): what ten fixed policies earn from it, and
+what a small language model learned that was trained on it. tables.py calls it, and docs/small.md shows
+its tables.
 """
 
 import sys
@@ -7,17 +8,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import support  # noqa: F401 - before all that may import torch
+from support.answers import load_prompt
+from support.chat_format import ChatFormat
+from support.files import read_json
+from support.loading import load_model
+from support.results import recorded_dialogues
+from support.signs import signs, words_of
 
 import asyncio
 import os
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 import people
 import simulator
-from rollout import Reply, rollout
+from policy import Policy, pack
+from rollout import Episode, Reply, Segment, rollout
+from tools.replay import final_score, replay_all
 
 # The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
 READER = os.environ.setdefault("READER", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
@@ -95,3 +104,110 @@ class FixedAgent:
         """As rollout.Agent.reply."""
         text = next(self.replies) or line
         return Reply(text, text, "", False)
+
+
+# ------------------------------------------------------------------------------ what is kept of runs
+
+SHOWN = 7  # held-out users whose dialogues are kept: about twenty replies
+LISTENERS = 16  # dialogues that are compared by `listens`
+JUDGED = 32  # held-out users whose dialogues are heard again, with questions in other words
+# The questions of the reader in other words, written before any run was seen.
+OTHER_WORDS = {
+    "new": "Does this reply add something that has not been said before?",
+    "need": "The person wants, without saying so: {{task}}\nIs that what this reply offers them?",
+    "helps": "Will the person feel better after this reply?",
+    "copied": "Does the reply merely repeat what stands above?",
+}
+ONE_WORD = " Answer with one word, yes or no."
+
+
+def details(place):
+    """What is kept of a run beside what tables.py keeps of each, from its directory `place`. Pairs are
+    of before and after."""
+    rows = [
+        row for row in recorded_dialogues(place / "dialogues.jsonl") if row["split"] == "heldout"
+    ]
+    steps = rows[0]["step"], rows[-1]["step"]
+    ends = [[row for row in rows if row["step"] == step] for step in steps]
+    heard = asyncio.run(hear_in_other_words([row for end in ends for row in end[:JUDGED]]))
+    return {
+        "finals": [[100 * row["reward"] for row in end] for end in ends],
+        "finals_in_other_words": [heard[:JUDGED], heard[JUDGED:]],
+        "listens": [listens(read_json(place / "config.json"), end) for end in ends],
+        "copied": [share_of_copied_words(end) for end in ends],
+        "distinct_2": [signs([replies_of(row) for row in end])["distinct_2"] for end in ends],
+        "dialogues": [[lines_of(row) for row in end[:SHOWN]] for end in ends],
+    }
+
+
+def replies_of(dialogue):
+    """The policy's replies of a recorded dialogue."""
+    return [turn["reply"] for turn in dialogue["turns"]]
+
+
+def lines_of(dialogue):
+    """A dialogue as people read it: the user's first line, then reply and emotion, and line."""
+    lines = [dialogue["first_line"]]
+    for turn in dialogue["turns"]:
+        lines += [[turn["reply"], turn["emotion"]], turn["user"]]
+    return lines
+
+
+async def hear_in_other_words(dialogues):
+    """The final emotion of each dialogue if the same model is asked OTHER_WORDS."""
+    model = simulator.make_simulator("toy", reader=f"local:{READER}")
+    for name, question in OTHER_WORDS.items():
+        model.reader.texts[name][0] = question + ONE_WORD
+    users = {profile.id: profile for profile in people.toy_profiles("heldout")}
+    heard = await replay_all(dialogues, model, users)
+    return [float(final_score(row, felt)) for row, felt in zip(dialogues, heard)]
+
+
+@torch.no_grad()
+def listens(config, dialogues):
+    """Of the second replies of LISTENERS dialogues, the share that the starting model finds likelier
+    behind its own dialogue than behind every other. By chance it is 1 / LISTENERS; of a policy that
+    says one thing to everybody it is that, too. config: of the run."""
+    model, tokenizer = load_model(config["model"])
+    chat = ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"]))
+    dialogues = [row for row in dialogues if len(row["turns"]) > 1][:LISTENERS]
+    replies = [chat.past_reply(row["turns"][1]["reply"]) for row in dialogues]
+    scores = []  # [context][reply]: log pi of the reply behind the context
+    for row in dialogues:
+        # one row: the context is the trunk, and each reply a branch behind it
+        first = row["turns"][0]
+        context = chat.first_prompt(row["first_line"]) + chat.past_reply(first["reply"])
+        trunk = Segment(context + chat.next_prompt(first["user"]))
+        branches = [Segment(ids, k, [0.0] * len(ids)) for k, ids in enumerate(replies, 1)]
+        batch = pack([Episode("", 0, "", segments=[trunk, *branches])])
+        log_probs, _ = Policy(model)(batch)
+        scores.append(
+            [log_probs[batch.branch == k].sum().item() for k in range(1, 1 + len(replies))]
+        )
+    likeliest = np.argmax(scores, axis=0)  # for each reply a context
+    return float(np.mean(likeliest == np.arange(len(replies))))
+
+
+def share_of_copied_words(dialogues):
+    """The share of the words of the replies that `listens` compares that the user had said."""
+    shares = []
+    for row in [row for row in dialogues if len(row["turns"]) > 1][:LISTENERS]:
+        first, second = row["turns"][:2]
+        heard = {*words_of(row["first_line"]), *words_of(first["user"])}
+        shares.append(np.mean([word in heard for word in words_of(second["reply"]) or [""]]))
+    return float(np.mean(shares))
+
+
+def mean_gain(pairs, draws=10_000):
+    """[mean gain, low, high] of runs of several seeds: after minus before of the same user, with a
+    95 % bootstrap interval over seeds and, within a seed, over users. pairs: of each seed, the final
+    emotions before and after."""
+    gains = np.array([np.subtract(after, before) for before, after in pairs])  # [seeds, users]
+    rng = np.random.default_rng(0)
+    seeds, users = gains.shape
+    means = []
+    for _ in range(draws):
+        drawn = rng.integers(seeds, size=seeds)
+        of_users = rng.integers(users, size=(seeds, users))
+        means.append(gains[drawn[:, None], of_users].mean())
+    return [float(gains.mean()), *np.percentile(means, [2.5, 97.5]).tolist()]

@@ -72,12 +72,14 @@ LOST = 20  # a need is lost if the mean final emotion of its held-out users is l
 
 @dataclass
 class Job:
-    """A run of rlver.py with `flags`, to be measured. One with several threads is made alone."""
+    """A run of rlver.py, or of a recipe, with `flags`, to be measured. One with several threads is made
+    alone."""
 
     part: str  # what --only chooses
     name: str  # of its line, and of its directory
     flags: str
     threads: int = 1
+    recipe: str = ""
 
 
 def jobs():
@@ -86,6 +88,7 @@ def jobs():
     yield from rewards()
     yield from users()
     yield from readers()
+    yield from small_model()
 
 
 def variants():
@@ -122,6 +125,13 @@ def readers():
     yield Job("reader", "reader-constants", "", threads=2)
     for name, flags in (("reads", "--reader"), ("writes", "--simulator")):
         yield Job("reader", f"reader-{name}", f"{flags} local:$READER", threads=2)
+
+
+def small_model():
+    """A small language model that is trained on a reader, by its recipe."""
+    for algo, seed in (("", 0), ("", 1), ("", 2), ("ppo", 0)):
+        name = f"small-{algo or 'grpo'}-{seed}"
+        yield Job("small", name, f"{algo} --seed {seed}", threads=2, recipe="recipes/smollm2.sh")
 
 
 # -------------------------------------------------------------------------------------- the results
@@ -170,6 +180,8 @@ def line_of_run(job, place):
         line["needs"] = scores_of_needs(place)
     if job.part == "hackable":
         line["metrics"]["strict"] = strict_emotions(place)
+    if job.part == "small":
+        line |= small.details(place)
     return rounded(line)
 
 
@@ -237,12 +249,12 @@ def train(job):
     place = RUNS / job.name
     if (place / "summary.json").is_file():
         return place
+    program = ["bash", job.recipe] if job.recipe else [sys.executable, "rlver.py"]
+    command = [*program, *job.flags.split(), "--out", str(place)]
     if (place / "config.json").is_file():
-        flags = ["--resume", str(place)]
-    else:
-        flags = [*job.flags.split(), "--out", str(place)]
+        command = [sys.executable, "rlver.py", "--resume", str(place)]
     done = subprocess.run(
-        [sys.executable, "rlver.py", *flags],
+        command,
         cwd=ROOT,
         text=True,
         capture_output=True,
@@ -443,6 +455,55 @@ def table_constants(measured):
     return markdown(["says", "ends at"], [[name, f"{score:.1f}"] for name, score in rows])
 
 
+def table_small(measured):
+    """The runs of the small model, seed by seed: mean final emotions of the same 64 users."""
+    lines = [line for line in measured.values() if line["part"] == "small"]
+    if not lines:
+        return ""
+    rows = [
+        [line["name"].removeprefix("small-").replace("-", " "), *cells_of(line)] for line in lines
+    ]
+    seeds = seeds_of(measured, "small-grpo")
+    gains = []
+    for key in ("finals", "finals_in_other_words"):
+        gain, low, high = small.mean_gain([line[key] for line in seeds])
+        gains.append(f"{gain:+.1f} ({low:.1f} to {high:.1f})")
+    before, after = np.mean([line["finals"] for line in seeds], axis=(0, 2))
+    mean = ["grpo, mean and 95 % interval", f"{before:.1f}", f"{after:.1f}", *gains]
+    head = [
+        "",
+        "before",
+        "after",
+        "gain",
+        "gain, asked in other words",
+        "perplexity under the start",
+    ]
+    head += [
+        "its own dialogue is the likeliest, %",
+        "copied words, %",
+        "distinct word pairs",
+        "minutes",
+    ]
+    return markdown(head, [*rows, [*mean, *[""] * (len(head) - len(mean))]])
+
+
+def cells_of(line):
+    """The cells of a run of the small model."""
+    before, after = np.mean(line["finals"], axis=1)
+    in_other_words = np.subtract(*line["finals_in_other_words"][::-1]).mean()
+    return [
+        f"{before:.1f}",
+        f"{after:.1f}",
+        f"{after - before:+.1f}",
+        f"{in_other_words:+.1f}",
+        f"{first(line, 'ref_perplexity'):.1f} to {last(line, 'ref_perplexity'):.1f}",
+        "{:.0f} to {:.0f}".format(*np.multiply(line["listens"], 100)),
+        "{:.0f} to {:.0f}".format(*np.multiply(line["copied"], 100)),
+        "{:.2f} to {:.2f}".format(*line["distinct_2"]),
+        f"{line['seconds'] / 60:.0f}",
+    ]
+
+
 # By the names in the documents' comments.
 TABLES = {
     "challenging": table_challenging,
@@ -450,6 +511,7 @@ TABLES = {
     "signs": table_signs,
     "replies": table_replies,
     "constants": table_constants,
+    "small": table_small,
     "variants": table_variants,
     "rewards": table_rewards,
 }

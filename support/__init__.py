@@ -6,8 +6,8 @@ program imports from `support` before it imports anything but the standard libra
 written in a syntax that old versions of Python can parse (no f-strings), so that they get as far as
 the message about their version.
 
-The folder in an order in which it can be read: errors, files, answers, calls, servers and checks;
-flags, settings and rundir; chat_format, loading and ranks; stats, signs, metrics, results and report.
+The folder in an order in which it can be read: errors, files, flags, answers, calls, servers, checks;
+stats, signs, metrics, results; settings, rundir, report; chat_format, loading, ranks.
 """
 
 import importlib.util

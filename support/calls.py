@@ -113,13 +113,15 @@ class Caller:
 @dataclass
 class CallLog:
     """All answers that were paid for, one line of JSON each, so that none is paid for twice: the
-    answers of this run and of earlier logs, which `Simulator.ask` searches before it asks the
-    model. Of two answers under one key the first counts. Without a file nothing is kept."""
+    answers of this run and of earlier logs, which `Simulator.ask` and `Reader.ask` search before
+    they ask the model. Of two answers under one key the first counts. Without a file nothing is kept."""
 
     path: Path = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
     calls: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
-    waiting: list = field(default_factory=list)  # rows, until the directory of a run is made
+    waiting: list = field(
+        default_factory=list
+    )  # rows to append, until the directory of a run is made
 
     def read(self, path):
         """Read the answers of a log. Half a line that a killed run left is cut off, if it is ours."""

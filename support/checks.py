@@ -2,7 +2,6 @@
 that cannot keep the form of an answer, and one that cannot tell kind from cruel show at once.
 """
 
-from support.calls import Caller
 from support.errors import (
     BadInput,
     BadModel,
@@ -26,87 +25,87 @@ CHECK_REPLIES = {
     ),
 }
 
+# What a ServerModel finds out about its server while it is asked (support/servers.py).
+LEARNT = ("format", "limit", "temperature", "most_tokens")
 
-class Checked(Caller):
-    """A Caller that is checked before it is used: simulator.Simulator. It has a `lang`, a `reader` or
-    None, `example()`, a user to whom a known reply can be said, and `check_reader()`."""
 
-    async def check_form(self):
-        """The first question of `check`, for all who ask the model anything: so a wrong key or
-        model shows at once, and so does a model that cannot keep the form. A server is asked in
-        each of its formats, the strictest first: one is given up after a refusal (a gateway's 404
-        may mean the form) or three unreadable answers in a row. The first that brings a readable
-        one is printed, and kept to from then on.
+async def check_form(simulator):
+    """The first question of `check`, for all who ask the model anything: so a wrong key or
+    model shows at once, and so does a model that cannot keep the form. A server is asked in
+    each of its formats, the strictest first: one is given up after a refusal (a gateway's 404
+    may mean the form) or three unreadable answers in a row. The first that brings a readable
+    one is printed, and kept to from then on.
 
-        Returns the change of emotion in the answer; None for a scripted model, which needs no
-        check, and with a reader, which is not asked here. Raises BadInput if the question is
-        refused, BadModel if no answer can be read, and TooManyLost if there is none."""
-        model, problems = self.model, []
-        if getattr(model, "is_scripted", False):
-            return None
-        for form in getattr(model, "formats", ["the prompt"]):
-            model.format = form
-            user, change = self.unlogged().example(), None
-            try:
-                if self.reader:
-                    await user.answer()
-                else:
-                    _, change = await user.feel(CHECK_REPLIES[self.lang][0])
-                print(fold(f"{self.name} is held to its form by {form}."))
-                return change
-            except (UnreadableAnswers, SimulatorRefused) as error:
-                problems.append(error)
-            except SimulatorFailed as error:
-                raise TooManyLost(str(error)) from None
-        answered = any(type(problem) is UnreadableAnswers for problem in problems)
-        # Each problem is told once: often all forms have the same.
-        raise (BadModel if answered else BadInput)(
-            f"{self.name} refuses the prompts, or cannot keep the form that they ask for "
-            f"({'; '.join(dict.fromkeys(map(str, problems)))}); look at its key and its name, or "
-            "choose another model"
-        )
-
-    async def check(self):
-        """Ask three questions before the first dialogue, as in one and in its language: what does a
-        person feel at a kind reply, at a cruel one, and at the kind one again? One warning tells of
-        a model that does not tell them apart, or that feels something else the second time.
-
-        Returns what was found out, {attribute of the model: value} and the reader's "scale", for
-        `learn` on other ranks. Raises as `check_form`, and SimulatorRefused."""
-        at_kind, doubt = await self.check_form(), ""
-        if at_kind is None and not self.reader:
-            return {}
-        kind_reply, cruel_reply = CHECK_REPLIES[self.lang]
+    Returns the change of emotion in the answer; None for a scripted model, which needs no
+    check, and with a reader, which is not asked here. Raises BadInput if the question is
+    refused, BadModel if no answer can be read, and TooManyLost if there is none."""
+    model, problems = simulator.model, []
+    if getattr(model, "is_scripted", False):
+        return None
+    for form in getattr(model, "formats", ["the prompt"]):
+        model.format = form
+        user, change = simulator.unlogged().example(), None
         try:
-            if self.reader:
-                await self.check_reader()
-                _, at_kind = await self.unlogged().example().feel(kind_reply)
-            _, at_cruel = await self.unlogged().example().feel(cruel_reply)
-            _, again = await self.unlogged().example().feel(kind_reply)
-        except UnreadableAnswers as error:
-            doubt = str(error)
+            if simulator.reader:
+                await user.answer()
+            else:
+                _, change = await user.feel(CHECK_REPLIES[simulator.lang][0])
+            print(fold(f"{simulator.name} is held to its form by {form}."))
+            return change
+        except (UnreadableAnswers, SimulatorRefused) as error:
+            problems.append(error)
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
-        else:
-            if at_cruel >= at_kind:
-                doubt = (
-                    f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
-                )
-            elif again != at_kind and (
-                self.reader or getattr(self.model, "temperature", None) == 0
-            ):
-                doubt = f"one reply moves its person by {at_kind:+d} and by {again:+d}, at temperature 0"
-        if doubt:
-            name = (self.reader or self).name
-            print(fold(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness"))
-        learnt = ("format", "limit", "temperature", "most_tokens")
-        found = {name: value for name, value in vars(self.model).items() if name in learnt}
-        if self.reader:
-            found["scale"] = self.reader.scale
-        return found
+    answered = any(type(problem) is UnreadableAnswers for problem in problems)
+    # Each problem is told once: often all forms have the same.
+    raise (BadModel if answered else BadInput)(
+        f"{simulator.name} refuses the prompts, or cannot keep the form that they ask for "
+        f"({'; '.join(dict.fromkeys(map(str, problems)))}); look at its key and its name, or "
+        "choose another model"
+    )
 
-    def learn(self, found):
-        """Take over what the `check` of another rank has found out."""
-        if self.reader:
-            self.reader.scale = found.pop("scale")
-        vars(self.model).update(found)
+
+async def check(simulator):
+    """Ask three questions before the first dialogue, in its language: what does a person feel at a
+    kind reply, at a cruel one, and at the kind one again? One warning tells of a model that does not
+    tell them apart, or that feels something else the second time.
+
+    Returns what was found out, {attribute of the model: value} and the reader's "scale", for
+    `learn` on other ranks. Raises as `check_form`, and SimulatorRefused."""
+    at_kind, doubt = await check_form(simulator), ""
+    if at_kind is None and not simulator.reader:
+        return {}
+    kind_reply, cruel_reply = CHECK_REPLIES[simulator.lang]
+    try:
+        if simulator.reader:
+            await simulator.check_reader()
+            _, at_kind = await simulator.unlogged().example().feel(kind_reply)
+        _, at_cruel = await simulator.unlogged().example().feel(cruel_reply)
+        _, again = await simulator.unlogged().example().feel(kind_reply)
+    except UnreadableAnswers as error:
+        doubt = str(error)
+    except SimulatorFailed as error:
+        raise TooManyLost(str(error)) from None
+    else:
+        if at_cruel >= at_kind:
+            doubt = f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
+        elif again != at_kind and (
+            simulator.reader or getattr(simulator.model, "temperature", None) == 0
+        ):
+            doubt = (
+                f"one reply moves its person by {at_kind:+d} and by {again:+d}, at temperature 0"
+            )
+    if doubt:
+        name = (simulator.reader or simulator).name
+        print(fold(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness"))
+    found = {name: value for name, value in vars(simulator.model).items() if name in LEARNT}
+    if simulator.reader:
+        found["scale"] = simulator.reader.scale
+    return found
+
+
+def learn(simulator, found):
+    """Take over what the `check` of another rank has found out."""
+    if simulator.reader:
+        simulator.reader.scale = found.pop("scale")
+    vars(simulator.model).update(found)

@@ -12,8 +12,7 @@ from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file
 from support.flags import fold, print_folded, scripted_notice
 from support.metrics import scores_by
-from support.results import metrics_of
-from support.rundir import checkpoints, scale_of_run
+from support.rundir import checkpoints, metrics_of, scale_of_run
 from support.signs import warnings_of
 
 import io

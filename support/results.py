@@ -15,6 +15,13 @@ from emotion import BENCHMARK_TURNS, INITIAL_EMOTION, need_of, scale_in_words
 
 # the groups of personas in the released files, and what ours call them
 PERSONA_GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
+# What users come for: the `target` of a profile. (The first is to confide a trouble, and also where
+# a profile says nothing; the others are small talk.)
+PURPOSE_LABELS = {
+    "eq": "heart-to-heart",
+    "target": "chat with an aim",
+    "no-target": "chat without aim",
+}
 
 
 def read_results(path):
@@ -42,8 +49,8 @@ def read_results(path):
 def parse_result(raw, simulator):
     """A line's object as a row:
 
-        id, profile_id  both: of the user
-        final, reward   the final emotion, and a hundredth of it
+        id, profile_id  both: of the user; a log of a run has the second name
+        final, reward   the final emotion; a hundredth of it, which a log has
         first_line      the user's
         turns           see `turns_of`
         start           the emotion at the start
@@ -122,15 +129,6 @@ def emotions_of(turns):
     return [turn["emotion"] for turn in turns if turn["emotion"] is not None]
 
 
-# What users come for: the `target` of a profile. (The first is to confide a trouble, and also where
-# a profile says nothing; the others are small talk.)
-PURPOSE_LABELS = {
-    "eq": "heart-to-heart",
-    "target": "chat with an aim",
-    "no-target": "chat without aim",
-}
-
-
 def parts_of(rows):
     """The columns by which tables part these rows. The purpose is among them only if some user
     chats, because in most files nobody does."""
@@ -143,9 +141,8 @@ def parts_of(rows):
 # --------------------------------------------------------------------- the settings in result files
 
 # evaluate.py writes the settings that it measures with into each line of a result file, under
-# "rlver"; in a row of `read_results` they are "made_by". These keys beside them are no settings of
-# an evaluation: "ended", "traits", "cut" are of one dialogue, "held_out" follows from the policy and
-# its users.
+# "rlver"; in a row of `read_results` they are "made_by". Not compared: "ended", "traits" and "cut"
+# belong to one dialogue, and "held_out" follows from the policy and its users.
 NOT_COMPARED = {"ended", "traits", "cut", "held_out"}
 # The conditions in which scores compare, and how the policy replied.
 CONDITIONS = ("simulator", "reader", "difficulty", "lang", "start", "max_turns", "world")
@@ -192,26 +189,14 @@ def describe(made_by):
 def what_scores_are(made_by):
     """What the scores are that were made with these settings, in words: their scale, and whether
     the users are scripted."""
+    scale = scale_in_words(made_by["start"], made_by["max_turns"])
     return (
-        f"mean final emotion, {scale_of_settings(made_by)}. success: 100; failure: below 10. "
+        f"mean final emotion, {scale}. success: 100; failure: below 10. "
         f"{scripted_notice(made_by['simulator'])}"
     )
 
 
-def scale_of_settings(settings):
-    """The scale of a result's score, in words, by the settings that it was made with ("made_by" of
-    a row)."""
-    return scale_in_words(settings["start"], settings["max_turns"])
-
-
 # ---------------------------------------------------------------------------------- logs of a run
-
-
-def metrics_of(out):
-    """The readable lines of a run's metrics.jsonl; [] for a run that has done no step yet."""
-    path = out / "metrics.jsonl"
-    lines = read_jsonl(path) if path.exists() else []
-    return [row for _, row, _ in lines if row]
 
 
 def recorded_dialogues(path):

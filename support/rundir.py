@@ -5,15 +5,14 @@
 
 A run may be killed at any moment. So a file is written under another name and renamed, logs grow by
 whole lines, and a checkpoint knows how long each log was: what was logged after it is cut off, and
-done again. Nothing here knows what a policy is: `RunDir.save` is handed a function that writes it.
+done again. Nothing here knows a policy's weights: `RunDir.save` is handed a function that writes them.
 """
 
 from support import STARTED
 from support.calls import CallLog, Clock
 from support.errors import BadInput, CannotWrite, one_line
-from support.files import append_line, lock, read_json, size_of, write_json
+from support.files import append_line, lock, read_json, read_jsonl, size_of, write_json
 from support.flags import SCRIPTED
-from support.results import metrics_of
 from support.settings import resolve_settings, resumed_settings
 from support.signs import warnings_of
 
@@ -98,8 +97,8 @@ class RunDir:
 
     def enter(self, all_gather_list):
         """Lock the directory, if it is there, and read the calls that were paid for; the lock ends
-        with the process, or with `close`. Returns the newest checkpoint, or None. The function is of
-        support/ranks.py, which imports torch; this file does without. Raises BadInput, on every rank,
+        with the process, or with `close`. Returns the newest checkpoint, or None. all_gather_list is
+        handed in because support/ranks.py imports torch, and this file does not. Raises BadInput, on every rank,
         if they do not find the same (on nodes without a shared file system), or if it is not
         whole."""
         if self.first and self.path.exists():  # two runs would undo each other's files
@@ -317,7 +316,14 @@ def state_of(checkpoint):
     return state
 
 
-# ----------------------------------------------------------------------------------- held-out users
+# -------------------------------------------------------------------------- what else is read of a run
+
+
+def metrics_of(out):
+    """The readable lines of a run's metrics.jsonl; [] for a run that has done no step yet."""
+    path = out / "metrics.jsonl"
+    lines = read_jsonl(path) if path.exists() else []
+    return [row for _, row, _ in lines if row]
 
 
 def refuse_other_heldout(out, users):

@@ -48,7 +48,7 @@ class ServerModel:
     Servers and models differ in what they take. Each of these begins with what most take, and
     changes for the rest of the process:
 
-        format       the one of FORMATS for the form of an answer; only `Simulator.check` changes
+        format       the one of FORMATS for the form of an answer; only `check_form` changes
                      it, because what refuses a prompt later may be its words
         limit        the name of the limit of tokens: gpt-5 has another
         temperature  None where the model has one of its own and refuses any other

@@ -9,6 +9,7 @@ judge might have said. A judge sees no thoughts. tools/dialogues.py says what it
 
 from support.answers import PROMPTS
 from support.calls import MAX_THINKING_TOKENS, CallLog
+from support.checks import check_form
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest
 from support.flags import SCRIPTED, not_negative
@@ -64,7 +65,7 @@ class Judge(Simulator):
         Returns a row of --json for each call: what the case is about, what the answer depends on,
         and under "found" what was read, None where no answer could be. Raises BadInput if no answer
         about one of the files could be read."""
-        await self.check_form()
+        await check_form(self)
         template = load_text(f"judge/{name}", self.lang)
 
         async def ask_row(about, slots, repeat):

@@ -7,18 +7,19 @@ toy knows a few hundred words: "My sister forgot my birthday. I feel hurt.")
     python -m tools.chat runs/NAME --show --seed 7                 watch it talk with user number 7
 """
 
+from support.checks import check
 from support.errors import BadInput
 from support.flags import WIDTH, Parser, fold, scripted_notice
-from support.results import scale_of_settings
 
 import asyncio
 import secrets
 from textwrap import indent
 
-from emotion import FAILURE_BELOW, hidden_need
+from partners import add_flags_of_talk, load_policy, who_talks
+
+from emotion import FAILURE_BELOW, hidden_need, scale_in_words
 from rollout import SEEDS, converse, read_reply
 from simulator import User, analysis_in
-from talk import add_flags_of_talk, load_policy, who_talks
 
 INDENT = 26 * " "  # of what the other side does not see
 
@@ -90,14 +91,14 @@ def show(args):
     print(f"{fold(scripted_notice(settings['simulator']))}\n\n{profile.player}\n")
 
     async def talk():
-        await simulator.check()
+        await check(simulator)
         first_line = await user.open()
         if profile.first_talk:  # else `answer` made it, and has shown it
             user.show(first_line)
         return await converse(agent, user, first_line, args.max_turns, stop_below=FAILURE_BELOW)
 
     episode = asyncio.run(talk())
-    scale = scale_of_settings(settings)
+    scale = scale_in_words(settings["start"], settings["max_turns"])
     print(f"ended by {episode.ended}, final emotion {episode.emotion} ({scale})")
     print(fold(hidden_need(profile)))
     return 0

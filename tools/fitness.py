@@ -19,6 +19,7 @@ put a second time are always asked.
 """
 
 from support.answers import PROMPTS
+from support.checks import check_form
 from support.errors import (
     MAX_LOST,
     BadInput,
@@ -167,8 +168,8 @@ async def talk(rows, simulator):
 
 async def put_all(rows, simulator, speaks):
     """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns] and
-    [what `talk` returns], with a reader. Raises as `Simulator.check_form`, and `Reader.check`."""
-    await simulator.check_form()
+    [what `talk` returns], with a reader. Raises as `checks.check_form`, and `Reader.check`."""
+    await check_form(simulator)
     if simulator.reader:
         await simulator.check_reader()
     count = min(ASKED_AGAIN, len(rows))

@@ -17,6 +17,7 @@ where it was and ends with the same file.
 
 from support.answers import fill
 from support.calls import MAX_THINKING_TOKENS
+from support.checks import check_form
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
 from support.flags import SCRIPTED, Parser, fraction, natural, positive
@@ -154,7 +155,7 @@ async def write_users(drafts, simulator, lang):
     a user that is missing: why}."""
     lost = {}
     simulator.model.most_tokens = MAX_THINKING_TOKENS  # a story is longer than a user's answer
-    await simulator.check_form()
+    await check_form(simulator)
 
     async def write(draft):
         try:

@@ -6,11 +6,11 @@ from support.errors import BadInput
 import asyncio
 import json
 
+import partners
 import pytest
 
 import evaluate
 import rlver
-import talk
 from people import load_profiles, users_of_run
 from result_files import SHORT, lines, measure, train, write
 from server import Loopback, completion
@@ -228,7 +228,7 @@ def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys, mon
     def impatient(*names, **more):
         return make_simulator(*names, **{**more, "retries": 0})
 
-    monkeypatch.setattr(talk, "make_simulator", impatient)
+    monkeypatch.setattr(partners, "make_simulator", impatient)
     with Loopback(answer=answer) as server:
         users = ["--profiles", path, "--simulator", f"openai:scripted@{server.url}"]
         assert measured(tmp_path, "--policy", tiny_dir, *users) == code

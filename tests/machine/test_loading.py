@@ -11,6 +11,7 @@ import copy
 import json
 import shutil
 
+import partners
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,7 +19,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import evaluate
 import models
-import talk
 from conftest import make_tiny_model
 from engine import TorchEngine
 from local import load_local
@@ -105,7 +105,7 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
 
 def policy_of(path):
     """The policy in a directory, as evaluate.py loads it without flags."""
-    return talk.load_policy(str(path), evaluate.make_parser().parse_args([]))
+    return partners.load_policy(str(path), evaluate.make_parser().parse_args([]))
 
 
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):

@@ -152,7 +152,9 @@ def test_the_toy_commands_run(flags, tmp_path):
 # what a run is made of, with no example of its own
 NO_SCRIPTS = {
     f"{name}.py"
-    for name in ("emotion engine local lora models people reader rollout simulator talk".split())
+    for name in (
+        "emotion engine local lora models partners people reader reference rollout simulator".split()
+    )
 }
 SCRIPTS = sorted({path.name for path in ROOT.glob("*.py")} - NO_SCRIPTS)
 TOOLS = [

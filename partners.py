@@ -1,5 +1,5 @@
-"""talk.py - a policy that exists, and users who talk with it, as flags and its run name them: for
-evaluate.py and tools/chat.py.
+"""partners.py - who is measured with whom: a policy and its users, as flags and the policy's run name
+them. For evaluate.py and tools/chat.py.
 """
 
 from support import files
@@ -198,8 +198,10 @@ def who_talks(args, name):
     settings = {
         "policy": policy.label,
         **policy.settings,
-        **played_by,
+        # without addresses: a model is the same wherever it is served
         "simulator": user_label(player),
+        "lang": lang,
+        "difficulty": played_by["difficulty"],
         "reader": reader and user_label(reader),
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in users]),
