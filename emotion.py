@@ -134,7 +134,7 @@ def need_of(task, need=""):
         return need, NEEDS[need].kind
     # "explain" is tried first: its released task is to analyse (分析) why the others (其他人物) acted
     # so, which has the words of "analyse", too.
-    for name in sorted(NEEDS, key=lambda name: name != "explain"):
+    for name in ("explain", *NEEDS):
         if re.search(NEEDS[name].words, task or "", re.IGNORECASE):
             return name, NEEDS[name].kind
     return "other", "other"

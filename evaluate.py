@@ -17,9 +17,8 @@ how result files are read in support/results.py.
 """
 
 from support import files
-from support.checks import check
+from support.command_line import Parser, print_folded
 from support.errors import MAX_LOST, BadInput, TooManyLost
-from support.flags import Parser, print_folded
 from support.metrics import score_summary, scores_by
 from support.report import print_table
 from support.results import (
@@ -34,6 +33,7 @@ from support.results import (
 from support.signs import signs, signs_in_words
 from support.stats import sign_flips, spearman
 
+import argparse
 import asyncio
 import os
 import re
@@ -41,10 +41,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from partners import add_flags_of_talk, who_talks
 from tqdm import tqdm
 
 from emotion import FAILURE_BELOW, emotion_level
+from partners import add_flags_of_talk, who_talks
 from rollout import SEEDS, rollout
 from simulator import analysis_in
 
@@ -59,7 +59,7 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
     # numbers that an uninterrupted one would have drawn.
     todo = {n: user for n, user in enumerate(users) if user.id not in finished_ids}
     if todo:
-        await check(simulator)
+        await simulator.check()
     with tqdm(total=len(todo), desc="benchmark", unit="dialogue") as bar:
         _, lost = await rollout(
             simulator,
@@ -339,12 +339,12 @@ def run_before_after(args):
     for name in ("step", "out"):
         if getattr(args, name) is not None:
             raise BadInput(f"--{name} has no effect with --before-after; leave it out")
-    args.policy = args.policy or newest_run()
-    paths = [Path(args.policy) / name for name in ("before.jsonl", "after.jsonl")]
+    name = args.policy or newest_run()
+    paths = [Path(name) / file for file in ("before.jsonl", "after.jsonl")]
     files.refuse_overwriting({"--json": args.json}, paths)
     for step, path in zip((0, None), paths):  # where it started, and its newest checkpoint
-        args.step, args.out = step, path
-        ids = run_benchmark(args)
+        of_side = {"policy": name, "step": step, "out": path}
+        ids = run_benchmark(argparse.Namespace(**vars(args) | of_side))
     print()
     run_comparison(args, *map(str, paths), ids=ids)
 

@@ -8,8 +8,8 @@ began with the same first line. All tokens of a dialogue have the same advantage
 Run it alone for the smallest example:  python grpo.py
 """
 
+from support.command_line import Parser
 from support.errors import SelfCheckFailed
-from support.flags import Parser
 
 import torch
 import torch.nn.functional as F

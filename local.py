@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from transformers import AutoConfig
 
 from engine import TorchEngine, VllmEngine
 from policy import pack, tree_mask
@@ -34,8 +35,6 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     the model allows; of_chat: more arguments of ChatFormat; prefix: what stands before the path in
     messages. Raises BadModel or BadInput."""
     if kind == "vllm":
-        from transformers import AutoConfig
-
         path = directory_of(path)
         config, tokenizer = AutoConfig.from_pretrained(path), load_tokenizer(path)
     else:
@@ -44,16 +43,21 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     context = context or config.get_text_config().max_position_embeddings
     chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
     if kind == "vllm":
-        limits = dict(context=context, dtype=torch.bfloat16, memory_share=0.9)
+        limits = {"context": context, "dtype": torch.bfloat16, "memory_share": 0.9}
         return VllmEngine(path, chat.stop_id, temperature, **limits), chat, context
     engine = TorchEngine(model, chat.stop_id, temperature, share=True)
-    # A reply of two tokens, for nothing: some architectures do not take this cache, or this mask.
+    try_to_sample(engine, f"{prefix}{path}")
+    return engine, chat, context
+
+
+def try_to_sample(engine, name):
+    """Sample a reply of two tokens, for nothing: some architectures do not take the engine's cache, or
+    its mask. Raises BadModel."""
     try:
         asyncio.run(engine.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
     except Exception as error:  # of whatever transformers makes of the architecture
         why = f"{type(error).__name__} {one_line(error)}"
-        raise BadModel(f"{prefix}{path}: cannot be sampled from: {why}") from None
-    return engine, chat, context
+        raise BadModel(f"{name}: cannot be sampled from: {why}") from None
 
 
 @dataclass

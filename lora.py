@@ -151,7 +151,7 @@ class SharedBase(nn.Module):
         self.switch = add_adapters(policy.model, rank, alpha, names, seed)
         self.policy = policy
         # share: the critic's body is the base itself and no copy; only its head is new
-        self.critic = Critic(policy.model, share=True) if critic else None
+        self.critic = Critic(policy.model) if critic else None
 
     def forward(self, batch, who, **how):
         """What "policy", "critic" or "reference" (`who`) computes for the batch. how: further

@@ -147,7 +147,7 @@ class Models:
             Policy(model, cfg.temperature),
             rank=cfg.lora_rank,
             alpha=cfg.lora_alpha,
-            critic=cfg.algo == "ppo",
+            critic=cfg.has_critic,
             seed=cfg.seed,
         )
         if saved:
@@ -167,8 +167,8 @@ class Models:
         before they become masters."""
         cfg = self.cfg
         policy, critic, reference = Policy(model, cfg.temperature), None, None
-        if cfg.algo == "ppo":
-            critic = Critic(load_model(source, dtype=None)[0], share=True)
+        if cfg.has_critic:
+            critic = Critic(load_model(source, dtype=None)[0])
             if saved:
                 critic.load_state_dict(saved["critic"], assign=True)
         if cfg.kl_coef:

@@ -4,8 +4,7 @@ them. For evaluate.py and tools/chat.py.
 
 from support import files
 from support.answers import PROMPTS, load_prompt
-from support.errors import BadInput
-from support.flags import (
+from support.command_line import (
     emotion_value,
     from_anywhere,
     json_object,
@@ -14,7 +13,8 @@ from support.flags import (
     positive,
     split_name,
 )
-from support.rundir import checkpoints, refuse_other_heldout, state_of
+from support.errors import BadInput
+from support.rundir import checkpoints, state_of
 from support.servers import ServerModel
 from support.settings import usual_engine
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Callable
 
 from emotion import BENCHMARK_TURNS, INITIAL_EMOTION
-from people import check_playable, load_profiles, users_of_run
+from people import check_playable, load_profiles, refuse_other_heldout, users_of_run
 from rollout import Agent, read_reply
 from simulator import make_simulator
 from toy import world

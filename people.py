@@ -5,9 +5,9 @@ simulator can play.
 """
 
 from support.answers import PROMPTS
+from support.command_line import SCRIPTED
 from support.errors import BadInput
-from support.files import read_jsonl, read_records
-from support.flags import SCRIPTED
+from support.files import read_json, read_jsonl, read_records
 
 import random
 import re
@@ -113,6 +113,17 @@ def users_of_run(paths, held_out, simulator_name):
             "be different people"
         )
     return train, test
+
+
+def refuse_other_heldout(out, users):
+    """Raise BadInput if the run in `out`, if there is one, held out others than these `users`,
+    because its profiles have changed."""
+    ids = [profile.id for profile in users]
+    if read_json(out / "heldout.json").get("ids", ids) != ids:
+        raise BadInput(
+            f"{out}: the profiles have changed since the run began, so other users would be held "
+            "out"
+        )
 
 
 def profiles_of_step(people, count, seed, step):

@@ -7,9 +7,8 @@ sampling.
 Run it alone to see how one dialogue is packed:  python policy.py
 """
 
-from support.flags import Parser
+from support.command_line import Parser
 
-import copy
 import math
 import random
 from dataclasses import dataclass, field
@@ -52,7 +51,7 @@ class Batch:
     action_mask: torch.Tensor  # [B, L] bool, True where the policy sampled the token
     engine_log_probs: torch.Tensor  # [B, L] float, 0 where it did not
     turn: torch.Tensor  # [B, L] long, k where it was sampled in turn k, 0 elsewhere
-    reward: torch.Tensor  # [B, T] float, of each turn
+    reward: torch.Tensor  # [B, T] float, of each turn; 0 of a `dummy_batch`: average over actions
     group: torch.Tensor  # [B] long
 
     def to(self, device):
@@ -302,19 +301,17 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """V_phi: a transformer under a scalar head. The transformer is a copy of the given model's.
-
-    share: it is the given model's itself. That is for a caller who has loaded a second model for
-    the critic, and for LoRA, where policy and critic are two adapters on one frozen transformer.
+    """V_phi: a transformer under a scalar head. The transformer is the given model's: of a second one
+    that was loaded for the critic or, with LoRA, of the policy's, on which both have adapters.
 
     V of a token is read from the hidden state before the token is emitted: an action's baseline may
     not know the action. The head starts at zero: with a random one the first advantages would be
     noise.
     """
 
-    def __init__(self, model, share=False):
+    def __init__(self, model):
         super().__init__()
-        self.body = model.base_model if share else copy.deepcopy(model.base_model)
+        self.body = model.base_model
         self.head = nn.Linear(model.config.get_text_config().hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

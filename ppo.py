@@ -24,8 +24,8 @@ The metrics of an update. "Mean" is over the policy's tokens of all mini-batches
     logp_gap_max        its maximum, on this rank alone
 """
 
+from support.command_line import Parser
 from support.errors import SelfCheckFailed
-from support.flags import Parser
 
 import math
 

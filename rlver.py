@@ -16,8 +16,8 @@ and pictures are in support/: a first reading may skip them.
 """
 
 # support comes first: it sets up what must be set up before torch is imported
-from support import checks, errors, ranks, report, rundir, settings
-from support.flags import SCRIPTED
+from support import errors, ranks, report, rundir, settings
+from support.command_line import SCRIPTED
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
 from support.report import dialogue_text, print_head, print_summary, progress
@@ -34,7 +34,7 @@ from tqdm import tqdm
 from emotion import hidden_need
 from grpo import check_groups, grpo_update
 from models import Models
-from people import profiles_of_step, users_of_run
+from people import profiles_of_step, refuse_other_heldout, users_of_run
 from policy import split_batch
 from ppo import ppo_update
 from reference import DistanceFromStart
@@ -154,13 +154,13 @@ def begin(cfg, run):
     DistanceFromStart, state)."""
     simulator = simulator_of_run(cfg, run.calls, run.clock)
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
-    rundir.refuse_other_heldout(run.path, heldout)
+    refuse_other_heldout(run.path, heldout)
     checkpoint = run.enter(ranks.all_gather_list)
     # Before the first dialogue: a wrong key or model shows at once.
     if cfg.reader or cfg.simulator not in SCRIPTED:
         run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
         # the first rank finds out what the server takes, and tells the others
-        checks.learn(simulator, ranks.broadcast(lambda: run.runner.run(checks.check(simulator))))
+        simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.clock, run.runner)
     distance = DistanceFromStart(models, run.start_file)
     if checkpoint:
@@ -238,7 +238,7 @@ def evaluation_is_due(cfg, step):
 def row_of_step(cfg, models, distance, state, episodes, all_episodes, counts, metrics):
     """The line of metrics.jsonl of a training step. counts: of `hold_dialogues`; metrics: of the
     update."""
-    batch = batch_metrics(all_episodes, cfg.think, cfg.algo)
+    batch = batch_metrics(all_episodes, cfg.think, cfg.compares_groups)
     replies = batch["episodes"] * batch["turns"]  # turns: the mean of a dialogue
     sampled = sum(e.tokens_sampled for e in episodes)
     sampled = ranks.all_reduce_sum(torch.tensor(sampled)).item()

@@ -22,11 +22,12 @@ are, who is trained on and who is held out is in people.py.)
 Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
+from support import user_check
 from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_prompt, read_answer
 from support.calls import Caller
+from support.command_line import SCRIPTED, split_name
 from support.errors import BadInput, UnreadableAnswers
 from support.files import digest
-from support.flags import SCRIPTED, split_name
 from support.servers import ServerModel
 
 import dataclasses
@@ -179,7 +180,7 @@ def is_reading(text):
 
 class Simulator(Caller):
     """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock.
-    `ask` puts a question. (support/checks.py asks three before the first dialogue.)"""
+    `ask` puts a question; `check` asks three before the first dialogue."""
 
     def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, reader=None, **shared):
         """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question
@@ -249,6 +250,16 @@ class Simulator(Caller):
         profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
         return User(self, profile, dialogue=[{"speaker": "me", "text": profile.first_talk}])
 
+    async def check(self):
+        """`user_check.check`: what is found out here, other ranks `learn`."""
+        return await user_check.check(self)
+
+    def learn(self, found):
+        """Take over what the `check` of another rank has found out."""
+        if self.reader:
+            self.reader.scale = found.pop("scale")
+        vars(self.model).update(found)
+
     async def check_reader(self):
         """`Reader.check` by the replies that are marked "weights"."""
         await self.reader.check(
@@ -297,10 +308,12 @@ def make_simulator(
             f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
         )
     if reader:
-        kept_and_timed = {name: shared.get(name) for name in ("log", "clock")}
-        reader = make_reader(
-            reader, lang, timeout, template_args, concurrency=concurrency, **kept_and_timed
-        )
+        of_caller = {
+            "concurrency": concurrency,
+            "log": shared.get("log"),
+            "clock": shared.get("clock"),
+        }
+        reader = make_reader(reader, lang, timeout, template_args, **of_caller)
     if kind != "openai":
         concurrency = None  # a script never waits, and an engine has a queue of its own
     return Simulator(llm, lang, difficulty, concurrency=concurrency, reader=reader, **shared)

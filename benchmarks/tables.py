@@ -31,7 +31,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from support.flags import Parser, positive
+from support.command_line import Parser, positive
 from support.results import recorded_dialogues
 
 import numpy as np

@@ -20,8 +20,8 @@ typically goes wrong. This file is the command line.
 """
 
 from patches import exercises
+from support.command_line import Parser, above_zero, natural, positive
 from support.errors import BadInput
-from support.flags import Parser, above_zero, natural, positive
 
 import sys
 from pathlib import Path

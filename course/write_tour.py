@@ -10,8 +10,8 @@ cell.
 """
 
 from patches import HERE
+from support.command_line import Parser
 from support.files import write_json
-from support.flags import Parser
 
 import re
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from support.chat_format import ChatFormat
-from support.flags import Parser
+from support.command_line import Parser
 
 import hashlib
 import json

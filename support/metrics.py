@@ -44,9 +44,9 @@ def summarise(episodes):
     }
 
 
-def batch_metrics(episodes, think, algo):
+def batch_metrics(episodes, think, compares_groups):
     """The metrics of the `episodes` of a training step, think or direct: {name: number, or None for
-    what they do not have}."""
+    what they do not have}. compares_groups: does the algorithm?"""
     summary = summarise(episodes)
     rewards, emotions = [e.reward for e in episodes], [e.emotion for e in episodes]
     turns = [turn for e in episodes for turn in e.turns]
@@ -59,18 +59,20 @@ def batch_metrics(episodes, think, algo):
         "turns": len(turns) / len(episodes),
         # thoughts that were taken out of replies in direct mode
         "stray_thoughts": 0 if think else sum(bool(turn.thought) for turn in turns),
-        **zero_std_shares(episodes, algo),
+        **(zero_std_shares(episodes) if compares_groups else NO_GROUPS),
         **signs([e.delivered_replies for e in episodes]),
     }
 
 
-def zero_std_shares(episodes, algo):
+# In the place of `zero_std_shares` for PPO, which compares no dialogues and learns all the same.
+NO_GROUPS = {"zero_std_groups": None, "lost_groups": None}
+
+
+def zero_std_shares(episodes):
     """The shares of the groups without variance, whose dialogues all have the same reward:
     "zero_std_groups", and "lost_groups", those of them at a reward below 0.2. GRPO's advantages are
     0 there, and nothing is learned. (With deltas, dr-grpo and rloo still tell turns apart in which
-    equal sums were earned.) None for PPO, which compares no dialogues and learns all the same."""
-    if algo == "ppo":
-        return dict.fromkeys(("zero_std_groups", "lost_groups"))
+    equal sums were earned.)"""
     rewards_of = {}  # group: the different rewards in it
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)

@@ -8,9 +8,9 @@ What models and users say is hostile until shown to be harmless: a policy that l
 forbids the browser to run scripts and to fetch anything (its Content-Security-Policy).
 """
 
+from support.command_line import fold, print_folded, scripted_notice
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file
-from support.flags import fold, print_folded, scripted_notice
 from support.metrics import scores_by
 from support.rundir import checkpoints, metrics_of, scale_of_run
 from support.signs import warnings_of

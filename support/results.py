@@ -2,9 +2,9 @@
 the settings that they were made with; and logs of dialogues. (evaluate.py scores and compares them.)
 """
 
+from support.command_line import scripted_notice
 from support.errors import BadInput
 from support.files import read_jsonl
-from support.flags import scripted_notice
 
 import re
 from pathlib import Path

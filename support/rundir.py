@@ -10,11 +10,11 @@ done again. Nothing here knows a policy's weights: `RunDir.save` is handed a fun
 
 from support import STARTED
 from support.calls import CallLog, Clock
+from support.command_line import SCRIPTED
 from support.errors import BadInput, CannotWrite, one_line
 from support.files import append_line, lock, read_json, read_jsonl, size_of, write_json
-from support.flags import SCRIPTED
 from support.settings import resolve_settings, resumed_settings
-from support.signs import warnings_of
+from support.signs import MALFORMED, warnings_of
 
 import asyncio
 import contextlib
@@ -203,13 +203,8 @@ class RunDir:
         first and the last step."""
         step = scores["step"]
         self.log_dialogues(step, "heldout", episodes)
-        if step == 0 and scores["malformed"] > 50:  # they all earn 0: nothing to learn from
-            self.tell(
-                f"{scores['malformed']:.0f} % of the dialogues before training ended malformed, at "
-                "a reward of 0: the model does not write <think>...</think> and a reply within "
-                "--max-tokens, and it will hardly learn to. Give it more tokens, or train without "
-                "--think"
-            )
+        if step == 0 and scores["malformed"] > 50:
+            self.tell(MALFORMED.format(scores["malformed"]))
         if 0 < step < self.cfg.steps:
             score = f"held-out score {scores['score']:.1f} ({scale_of_run(vars(self.cfg))})"
             self.tell(f"step {step}: {score}")
@@ -324,17 +319,6 @@ def metrics_of(out):
     path = out / "metrics.jsonl"
     lines = read_jsonl(path) if path.exists() else []
     return [row for _, row, _ in lines if row]
-
-
-def refuse_other_heldout(out, users):
-    """Raise BadInput if the run in `out`, if there is one, held out others than these `users`,
-    because its profiles have changed."""
-    ids = [profile.id for profile in users]
-    if read_json(out / "heldout.json").get("ids", ids) != ids:
-        raise BadInput(
-            f"{out}: the profiles have changed since the run began, so other users would be held "
-            "out"
-        )
 
 
 def scale_of_run(settings):

@@ -5,8 +5,7 @@ Where the toy and a real model want different defaults, `TOY` and `REAL` have th
 imports torch (but to see whether there is a GPU) or a script.
 """
 
-from support.errors import BadInput
-from support.flags import (
+from support.command_line import (
     SCRIPTED,
     Parser,
     above_zero,
@@ -18,6 +17,7 @@ from support.flags import (
     positive,
     split_name,
 )
+from support.errors import BadInput
 
 import argparse
 import importlib.util
@@ -231,6 +231,14 @@ class Settings:
         return self.model == "toy"
 
     @property
+    def has_critic(self):
+        return self.algo == "ppo"
+
+    @property
+    def compares_groups(self):
+        return self.algo == "grpo"
+
+    @property
     def mode(self):
         return "think" if self.think else "direct"
 
@@ -335,14 +343,13 @@ def resolve_settings(given):
 def check(cfg, chosen):
     """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
     has no effect in this run."""
-    is_ppo, is_grpo = cfg.algo == "ppo", cfg.algo == "grpo"
     no_server = "openai:" not in f"{cfg.simulator} {cfg.reader}"
     has_no_effect = {
-        "gamma": not is_ppo,
-        "lam": not is_ppo,
-        "critic_lr": not is_ppo,
-        "value_clip": not is_ppo,
-        "advantage": not is_grpo,
+        "gamma": not cfg.has_critic,
+        "lam": not cfg.has_critic,
+        "critic_lr": not cfg.has_critic,
+        "value_clip": not cfg.has_critic,
+        "advantage": not cfg.compares_groups,
         "kl_estimator": not cfg.kl_coef,
         "lora_alpha": not cfg.lora_rank,
         "engine_memory": cfg.engine != "vllm",
@@ -360,9 +367,9 @@ def check(cfg, chosen):
             f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
             "groups must be whole"
         )
-    if is_grpo and cfg.group_size == 1:
+    if cfg.compares_groups and cfg.group_size == 1:
         raise BadInput("--group-size 1: a group of one has no mean to learn from; take 2 or more")
-    if is_grpo and cfg.kl_coef and cfg.kl_estimator == "k1":
+    if not cfg.has_critic and cfg.kl_coef and cfg.kl_estimator == "k1":
         raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have")
     if cfg.reward == "delta" and cfg.gamma < 1:
         raise BadInput(

@@ -172,83 +172,66 @@ def users_are_unreadable(rows):
     return unreadable > 0.01 * (episodes + dropped)
 
 
+# Of an evaluation before training in which most dialogues earn 0: there is nothing to learn from.
+MALFORMED = (
+    "{:.0f} % of the dialogues before training ended malformed, at a reward of 0: the model does not "
+    "write <think>...</think> and a reply within --max-tokens, and it will hardly learn to. Give it more "
+    "tokens, or train without --think"
+)
 FLAT = "for three steps no group had two different rewards, so nothing was learned: "
-
-
 # Faults of the training itself, which no curve of the reward would show. They are looked for once a
 # step, in numbers that are logged anyway: (name, condition over the rows so far, sentence).
-WARNINGS = []
-
-
-def warn(name, condition, sentence):
-    """Add one to WARNINGS."""
-    WARNINGS.append((name, condition, sentence))
-
-
-warn(
-    "copies",
-    lambda rows: sum(map(groups_are_copies, rows)) >= 3,
-    "the dialogues of a group are the same word for word: they share one sampling seed, or the "
-    "policy has collapsed",
-)
-
-
-warn(
-    "still",
-    lambda rows: sum(map(policy_stands_still, rows)) >= 3,
-    "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
-    "holds other ones, or the learning rate is 0",
-)
-
-
-warn(
-    "zero gradient",
-    lambda rows: any(map(gradient_is_zero, rows)),
-    "the gradient is exactly 0 although rewards differ: the loss does not reach the weights",
-)
-
-
-warn(
-    "foreign tokens",
-    lambda rows: any(map(foreign_tokens_are_trained, rows)),
-    "more tokens are trained than were sampled: words of the user are in the loss",
-)
-
-
-warn(
-    "lost need",
-    need_is_lost,
-    "whole groups fail alike, step after step, so nothing is learned from them: the policy has "
-    "lost one of the users' needs",
-)
-
-
-warn(
-    "flat at the top",
-    lambda rows: groups_are_flat(rows, "success"),
-    FLAT + "all dialogues end at 100, and these users have nothing more to teach",
-)
-
-
-warn(
-    "flat at the bottom",
-    lambda rows: groups_are_flat(rows, "failure"),
-    FLAT + "all dialogues end at the bottom; read some: are the replies malformed, or are these "
-    "users too hard to please?",
-)
-
-
-warn(
-    "flat",
-    lambda rows: groups_are_flat(rows, "elsewhere"),
-    FLAT + "not all dialogues end at 100, nor all at the bottom; does the user tell replies "
-    "apart? python -m tools.fitness measures that",
-)
-
-
-warn(
-    "unreadable",
-    users_are_unreadable,
-    "more than one dialogue in a hundred was dropped because the user's answers could not be "
-    "read, or the prompt was refused; dropped.jsonl has what was said before",
+WARNINGS = (
+    (
+        "copies",
+        lambda rows: sum(map(groups_are_copies, rows)) >= 3,
+        "the dialogues of a group are the same word for word: they share one sampling seed, or the "
+        "policy has collapsed",
+    ),
+    (
+        "still",
+        lambda rows: sum(map(policy_stands_still, rows)) >= 3,
+        "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
+        "holds other ones, or the learning rate is 0",
+    ),
+    (
+        "zero gradient",
+        lambda rows: any(map(gradient_is_zero, rows)),
+        "the gradient is exactly 0 although rewards differ: the loss does not reach the weights",
+    ),
+    (
+        "foreign tokens",
+        lambda rows: any(map(foreign_tokens_are_trained, rows)),
+        "more tokens are trained than were sampled: words of the user are in the loss",
+    ),
+    (
+        "lost need",
+        need_is_lost,
+        "whole groups fail alike, step after step, so nothing is learned from them: the policy has "
+        "lost one of the users' needs",
+    ),
+    (
+        "flat at the top",
+        lambda rows: groups_are_flat(rows, "success"),
+        FLAT + "all dialogues end at 100, and these users have nothing more to teach",
+    ),
+    (
+        "flat at the bottom",
+        lambda rows: groups_are_flat(rows, "failure"),
+        FLAT
+        + "all dialogues end at the bottom; read some: are the replies malformed, or are these "
+        "users too hard to please?",
+    ),
+    (
+        "flat",
+        lambda rows: groups_are_flat(rows, "elsewhere"),
+        FLAT + "not all dialogues end at 100, nor all at the bottom; does the user tell replies "
+        "apart? python -m tools.fitness measures that",
+    ),
+    (
+        "unreadable",
+        users_are_unreadable,
+        "more than one dialogue in a hundred was dropped because the user's answers could not be "
+        "read, or the prompt was refused; dropped.jsonl has what was said before",
+    ),
 )

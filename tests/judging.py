@@ -1,8 +1,8 @@
 """judging.py - what the tests of tools that ask a judge share: result files of the toy and of SAGE,
 a model that answers as a test says, and a tool called by its name."""
 
-from support.checks import CHECK_REPLIES
 from support.files import read_json
+from support.user_check import CHECK_REPLIES
 
 import importlib
 import json

@@ -7,17 +7,15 @@ toy knows a few hundred words: "My sister forgot my birthday. I feel hurt.")
     python -m tools.chat runs/NAME --show --seed 7                 watch it talk with user number 7
 """
 
-from support.checks import check
+from support.command_line import WIDTH, Parser, fold, scripted_notice
 from support.errors import BadInput
-from support.flags import WIDTH, Parser, fold, scripted_notice
 
 import asyncio
 import secrets
 from textwrap import indent
 
-from partners import add_flags_of_talk, load_policy, who_talks
-
 from emotion import FAILURE_BELOW, hidden_need, scale_in_words
+from partners import add_flags_of_talk, load_policy, who_talks
 from rollout import SEEDS, converse, read_reply
 from simulator import User, analysis_in
 
@@ -91,7 +89,7 @@ def show(args):
     print(f"{fold(scripted_notice(settings['simulator']))}\n\n{profile.player}\n")
 
     async def talk():
-        await check(simulator)
+        await simulator.check()
         first_line = await user.open()
         if profile.first_talk:  # else `answer` made it, and has shown it
             user.show(first_line)

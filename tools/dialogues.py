@@ -8,9 +8,9 @@ of each dialogue the values that stand in a prompt's placeholders. A tool makes 
 """
 
 from support.answers import as_json
+from support.command_line import Parser, fold
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
-from support.flags import Parser, fold
 from support.results import recorded_dialogues
 
 import argparse

@@ -19,7 +19,7 @@ put a second time are always asked.
 """
 
 from support.answers import PROMPTS
-from support.checks import check_form
+from support.command_line import SCRIPTED, fold, from_anywhere, positive
 from support.errors import (
     MAX_LOST,
     BadInput,
@@ -29,10 +29,10 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.files import read_jsonl
-from support.flags import SCRIPTED, fold, from_anywhere, positive
 from support.servers import CALL_TIMEOUT
 from support.signs import words_of
 from support.stats import auc, interval
+from support.user_check import check_form
 
 import asyncio
 import contextlib

@@ -26,8 +26,8 @@ No score is quality: judge and user are both models. docs/measuring.md says what
 """
 
 from support.answers import Unreadable, as_json, read_answer
+from support.command_line import positive
 from support.errors import BadInput
-from support.flags import positive
 from support.stats import interval, pearson
 
 import contextlib

@@ -18,17 +18,16 @@ Do the words matter? With --paraphrase a judge puts each reply in other words, a
 both. (Without --judge a script does it, for the toy's sentences.)
 """
 
-from support.checks import check
+from support.command_line import SCRIPTED, from_anywhere, not_negative, positive
 from support.errors import SimulatorFailed
-from support.flags import SCRIPTED, from_anywhere, not_negative, positive
 
 import asyncio
 import contextlib
 
 import numpy as np
-from partners import USUAL_USER, user_label
 from tqdm.asyncio import tqdm
 
+from partners import USUAL_USER, user_label
 from people import check_playable
 from simulator import User, make_simulator
 from tools.asking import ask_files, made_by, open_call_log
@@ -123,7 +122,7 @@ async def hear(user, text):
 async def replay_all(rows, model, people, texts=None):
     """`replay` each of `rows` (of `recorded_dialogues`), all at once, since a server takes its time.
     model: a Simulator; people: {id: Profile}; texts: of each row. Returns [rows][turns]."""
-    await check(model)
+    await model.check()
     calls = []
     for k, row in enumerate(rows):
         user = User(model, people[row["profile_id"]], row["start"], f"replay {k}")

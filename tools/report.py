@@ -5,9 +5,9 @@
 It writes report.html and learning_curve.png into runs/NAME.
 """
 
+from support.command_line import Parser
 from support.errors import BadInput
 from support.files import read_json
-from support.flags import Parser
 from support.report import draw
 
 from pathlib import Path

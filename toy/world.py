@@ -18,7 +18,7 @@ the user.
 Run it alone to meet a few of these people:  python -m toy.world
 """
 
-from support.flags import Parser
+from support.command_line import Parser
 
 import json
 import random

@@ -69,7 +69,7 @@ def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, devic
         model = cast(load(tiny_dir)[0], place)
         recompute_activations(model)
         if kind == "critic":
-            module = cast(Critic(model, share=True), place)
+            module = cast(Critic(model), place)
             torch.nn.init.ones_(module.head.weight)
         else:
             module = Policy(model, max_logits=2**12)

@@ -6,10 +6,10 @@ from support.errors import BadInput
 import asyncio
 import json
 
-import partners
 import pytest
 
 import evaluate
+import partners
 import rlver
 from people import load_profiles, users_of_run
 from result_files import SHORT, lines, measure, train, write

@@ -11,7 +11,6 @@ import copy
 import json
 import shutil
 
-import partners
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import evaluate
 import models
+import partners
 from conftest import make_tiny_model
 from engine import TorchEngine
 from local import load_local

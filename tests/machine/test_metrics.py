@@ -169,8 +169,9 @@ def test_groups_without_variance_by_hand():
     """Three of four groups earn the same within the group, one of them at a low reward."""
     rewards = {0: (0.1, 0.1), 2: (0.1, 0.2), 5: (1.0, 1.0), 7: (0.2, 0.2)}
     episodes = [Episode("p", n, "", reward=reward) for n in rewards for reward in rewards[n]]
-    assert zero_std_shares(episodes, "grpo") == {"zero_std_groups": 0.75, "lost_groups": 0.25}
-    assert zero_std_shares(episodes, "ppo") == {"zero_std_groups": None, "lost_groups": None}
+    assert zero_std_shares(episodes) == {"zero_std_groups": 0.75, "lost_groups": 0.25}
+    of_ppo = batch_metrics(episodes, think=False, compares_groups=False)
+    assert of_ppo["zero_std_groups"] is None and of_ppo["lost_groups"] is None
 
 
 def test_signs_by_hand():

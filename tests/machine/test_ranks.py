@@ -52,7 +52,8 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
         recompute_activations(model, context_fn=root.checkpoint_contexts)
     else:
         recompute_activations(model)
-        policy, critic, reference = Policy(model), Critic(model), Policy(load_model(tiny_dir)[0])
+        policy, reference = Policy(model), Policy(load_model(tiny_dir)[0])
+        critic = Critic(load_model(tiny_dir)[0])
         torch.nn.init.normal_(critic.head.weight)
         modules = [policy, critic]
     for module in modules if ranks else ():

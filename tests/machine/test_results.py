@@ -10,10 +10,10 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import partners
 import pytest
 
 import evaluate
+import partners
 from conftest import ROOT
 from emotion import NEEDS, need_of, scale_in_words
 from evaluate import compare, score

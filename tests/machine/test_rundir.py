@@ -20,11 +20,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
 
-import partners
 import pytest
 import torch
 
 import evaluate
+import partners
 import rlver
 from conftest import ROOT
 from people import toy_profiles

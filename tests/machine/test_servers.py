@@ -3,7 +3,6 @@ dialogues side by side, and whole runs. A real server on loopback (server.py) ha
 three days of dialogues will meet."""
 
 from support.calls import MAX_ANSWER_TOKENS, CallLog
-from support.checks import check
 from support.errors import (
     BadInput,
     PromptRefused,
@@ -78,7 +77,7 @@ def test_only_the_check_decides_how_the_form_is_kept(formats, told, capsys):
         with suppress(PromptRefused):
             await user.answer()
         before = user.simulator.model.format
-        found = await check(user.simulator)
+        found = await user.simulator.check()
         await user.answer()
         return before, user.simulator.model.format, found["format"]
 
@@ -161,7 +160,7 @@ def test_what_is_refused_is_not_asked_twice(fault):
         assert issubclass(PromptRefused, UnreadableAnswers)
         if error is PromptRefused:  # at the first question it is the server's matter
             with pytest.raises(BadInput, match="refuses the prompts"):
-                asyncio.run(check(user_at(server).simulator))
+                asyncio.run(user_at(server).simulator.check())
 
 
 def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(monkeypatch):
@@ -301,13 +300,13 @@ def test_the_check_tries_the_next_form_where_answers_cannot_be_read(reply, kept)
     with Loopback(reply=answer) as server:
         simulator = user_at(server).simulator
         if kept in FORMATS:
-            assert asyncio.run(check(simulator))["format"] == kept == forms[-1]
+            assert asyncio.run(simulator.check())["format"] == kept == forms[-1]
             tries = 1 if reply is no_endpoint else 3
             stricter = FORMATS[: FORMATS.index(kept)]
             assert forms == [form for form in stricter for _ in range(tries)] + 3 * [kept]
         else:
             with pytest.raises(BadInput, match=kept):
-                asyncio.run(check(simulator))
+                asyncio.run(simulator.check())
             assert len(forms) == 9
 
 

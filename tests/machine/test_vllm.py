@@ -21,6 +21,7 @@ import pytest
 import torch
 
 import evaluate
+import partners
 import rlver
 from agents import gossip, sampled
 from conftest import make_tiny_model
@@ -189,7 +190,7 @@ def test_a_run(flags, tied_dir, tmp_path):
 
 def test_it_samples_in_the_benchmark(tied_dir, tmp_path, monkeypatch):
     """evaluate.py takes vLLM where there is a GPU. Here it is told that there is one."""
-    monkeypatch.setattr(evaluate, "usual_engine", lambda is_toy: "vllm")
+    monkeypatch.setattr(partners, "usual_engine", lambda is_toy: "vllm")
     out = tmp_path / "results.jsonl"
     flags = "--limit 3 --max-turns 2 --max-tokens 8".split()
     assert evaluate.main(["--policy", str(tied_dir), *flags, "--out", str(out)]) == 0

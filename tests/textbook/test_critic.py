@@ -1,5 +1,7 @@
 """The critic: where it starts, and which state a value is read from."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -10,24 +12,31 @@ from policy import Critic, pack
 
 def speaking_critic(model):
     """A critic whose head is no longer zero."""
-    critic = Critic(model)
+    critic = Critic(copy.deepcopy(model))
     with torch.no_grad():
         critic.head.weight.copy_(torch.linspace(-0.3, 0.3, critic.head.weight.numel())[None])
         critic.head.bias.fill_(0.5)
     return critic
 
 
-def test_the_critic_starts_at_zero_and_apart_from_the_policy(tiny_model, tiny_tokenizer):
-    """How a critic starts: a random head opens with advantages that are noise. Its body is a copy
-    of the policy's: training it must not move the policy."""
+def test_the_critic_starts_at_zero(tiny_model, tiny_tokenizer):
+    """A random head opens with advantages that are noise."""
     batch = pack([random_episode(np.random.default_rng(4), len(tiny_tokenizer), think=True)])
-    critic = Critic(tiny_model)
+    critic = Critic(copy.deepcopy(tiny_model))
     assert (critic(batch) == 0).all()
     critic(batch).sum().backward()
     # it can learn all the same
     assert critic.head.bias.grad != 0 and (critic.head.weight.grad != 0).any()
-    own, the_policys = ({p.data_ptr() for p in m.parameters()} for m in (critic, tiny_model))
-    assert not own & the_policys
+
+
+def test_the_critic_of_a_run_is_apart_from_its_policy(whole):
+    """Training the one must not move the other. (With LoRA they share what is frozen.)"""
+    whole("ppo")
+    models = whole.models["ppo"]
+    own, other = (
+        {p.data_ptr() for p in m.parameters()} for m in (models.critic, models.policy.model)
+    )
+    assert not own & other
 
 
 @pytest.mark.parametrize("think", [False, True])

@@ -1,7 +1,8 @@
-"""support/checks.py - what is asked of a user's model before the first dialogue: a wrong key, a model
+"""support/user_check.py - what is asked of a user's model before the first dialogue: a wrong key, a model
 that cannot keep the form of an answer, and one that cannot tell kind from cruel show at once.
 """
 
+from support.command_line import fold
 from support.errors import (
     BadInput,
     BadModel,
@@ -10,7 +11,6 @@ from support.errors import (
     TooManyLost,
     UnreadableAnswers,
 )
-from support.flags import fold
 
 # What the friend says in the questions of `check`, in each language, to the first person of
 # prompts/profiles: a kind reply that is to the point, and a cruel one.
@@ -71,7 +71,7 @@ async def check(simulator):
     tell them apart, or that feels something else the second time.
 
     Returns what was found out, {attribute of the model: value} and the reader's "scale", for
-    `learn` on other ranks. Raises as `check_form`, and SimulatorRefused."""
+    `Simulator.learn` on other ranks. Raises as `check_form`, and SimulatorRefused."""
     at_kind, doubt = await check_form(simulator), ""
     if at_kind is None and not simulator.reader:
         return {}
@@ -102,10 +102,3 @@ async def check(simulator):
     if simulator.reader:
         found["scale"] = simulator.reader.scale
     return found
-
-
-def learn(simulator, found):
-    """Take over what the `check` of another rank has found out."""
-    if simulator.reader:
-        simulator.reader.scale = found.pop("scale")
-    vars(simulator.model).update(found)

@@ -1,4 +1,4 @@
-"""support/flags.py - what the command lines of all programs share: a parser that complains in one line,
+"""support/command_line.py - what the command lines of all programs share: a parser that complains in one line,
 types for numbers that have bounds, and names of models.
 """
 
