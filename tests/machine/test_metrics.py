@@ -4,7 +4,7 @@ be silent.
 
 The course has a lab for two of them: shared-seed and user-words."""
 
-from support.metrics import zero_std_shares
+from support.metrics import batch_metrics, zero_std_shares
 from support.signs import REWARD_TALK, WARNINGS, signs, warnings_of, words_of
 
 import json
