@@ -14,7 +14,7 @@ only the layers of transformers with the trainer; vLLM not even those.)
 """
 
 from support.calls import Clock
-from support.errors import BadInput
+from support.errors import BadModel, one_line
 from support.loading import stop_ids
 
 import asyncio
@@ -319,7 +319,7 @@ class VllmEngine:
     """vLLM inside this process, step by step: continuous batching, prefix caching, ids in and out.
 
     path: directory of the starting weights; context: tokens of a dialogue; memory_share: of a GPU's
-    memory, for weights and cache. Raises BadInput for what vLLM refuses.
+    memory, for weights and cache. Raises BadModel for what vLLM refuses.
     """
 
     def __init__(
@@ -371,8 +371,10 @@ class VllmEngine:
         try:
             self.llm = LLM(**settings)
         except ValueError as error:  # no room for a dialogue in this share, mostly
-            first_line = str(error).partition("\n")[0]
-            raise BadInput(f"--engine-memory {memory_share}: vLLM: {first_line:.300}") from None
+            raise BadModel(
+                f"vLLM refuses {path} in {memory_share} of the GPU's memory (--engine-memory of "
+                f"rlver.py): {one_line(str(error).partition(chr(10))[0])}"
+            ) from None
 
     async def generate(self, prompt, max_tokens, rng, key=None):
         """As TorchEngine.generate. `key` is not needed: the prefix cache compares the tokens."""

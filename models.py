@@ -113,6 +113,8 @@ class Models:
         # 5. A first sync, where one is needed; and the passes that will be made are tried.
         try:
             self.try_out(is_resumed=bool(saved))
+        except (torch.OutOfMemoryError, torch.distributed.DistError):
+            raise  # says nothing about the model
         except Exception as error:  # of whatever transformers makes of this architecture
             raise BadModel(
                 f"--model {cfg.model}: cannot be trained: {type(error).__name__} {one_line(error)}"
@@ -235,7 +237,7 @@ class Models:
         ranks can go on from it.
 
         A collective call: every rank walks through all tensors, but only the first one keeps them.
-        Eight copies of a 7B model with its moments are a terabyte."""
+        Eight copies of a 7B model with its moments are a terabyte. (Adapters are small.)"""
         first, model = rank() == 0, self.policy.model
         # A tied tensor has two names in the state_dict (lm_head.weight of a small Qwen is the
         # second). It is saved once, under the first one, and transformers ties it again.

@@ -4,16 +4,9 @@ them. For evaluate.py and tools/chat.py.
 
 from support import files
 from support.answers import PROMPTS, load_prompt
-from support.command_line import (
-    emotion_value,
-    from_anywhere,
-    json_object,
-    natural,
-    not_negative,
-    positive,
-    split_name,
-)
+from support.command_line import emotion_value, json_object, natural, not_negative, positive
 from support.errors import BadInput
+from support.model_names import from_anywhere, split_name
 from support.rundir import checkpoints, state_of
 from support.servers import ServerModel
 from support.settings import usual_engine
@@ -46,17 +39,10 @@ class LoadedPolicy:
     make_agent: Callable  # seed -> Agent
 
 
-def load_policy(name, args):
-    """The LoadedPolicy that `name` stands for: a run, a checkpoint, a model directory, a model of
-    the hub, toy, or openai:MODEL@URL. args: the flags of `add_flags_of_talk`. What is about the
-    policy is read from its run, where there is one; a flag only fills in what no run says, but for
-    --max-tokens, which decides. Raises BadInput or BadModel."""
-    kind, model_name, url = split_name(name)
-    label, weights, run_settings, home = find_weights(name, args.step)
-    is_toy = run_settings.get("model", weights) == "toy"
-    if args.think and not run_settings.get("think", True):
-        raise BadInput(f"--think: {label} was trained to reply without thinking")
-    settings = {
+def settings_of_policy(run_settings, args, is_toy):
+    """How a policy replies. What its run says holds, where there is a run; a flag only fills in what no
+    run says, but for --max-tokens, which decides. args: the flags of `add_flags_of_talk`."""
+    return {
         "think": run_settings.get("think", args.think),
         "policy_lang": run_settings.get("lang", args.lang or "en"),
         "temperature": run_settings.get("temperature", 1.0),
@@ -64,18 +50,29 @@ def load_policy(name, args):
         "context": args.context,
         "template_args": run_settings.get("template_args", args.template_args) or None,
     }
+
+
+def load_policy(name, args):
+    """The LoadedPolicy that `name` stands for: a run, a checkpoint, a model directory, a model of
+    the hub, toy, or openai:MODEL@URL. args: as above. Raises BadInput or BadModel."""
+    kind, model_name, url = split_name(name)
+    label, weights, run_settings, home = find_weights(name, args.step)
+    is_toy = run_settings.get("model", weights) == "toy"
+    if args.think and not run_settings.get("think", True):
+        raise BadInput(f"--think: {label} was trained to reply without thinking")
+    settings = settings_of_policy(run_settings, args, is_toy)
     # what toy runs start from: one policy that thinks and one that does not
     if weights == "toy":
         weights = world.base_policy(settings["think"])
         label = label if run_settings else f"toy, {world.mode_of(settings['think'])}"
     if kind == "openai":
         label = f"openai:{model_name}"
-        if args.context or args.template_args:
+        if args.context or (args.template_args and not args.reader):
             raise BadInput(f"--context, --template-args: {label} has its own; leave them out")
         server = ServerModel(model_name, url, settings["temperature"])
         make_agent = partial(ServerAgent, server, settings)
     else:
-        make_agent = agents_in_process(weights, settings, is_toy)
+        make_agent, settings["context"] = agents_in_process(weights, settings, is_toy)
     return LoadedPolicy(label, settings, run_settings, home, make_agent)
 
 
@@ -117,12 +114,11 @@ def checkpoint_of_run(directory, step):
 
 
 def agents_in_process(weights, settings, is_toy):
-    """A function seed -> Agent over weights that are loaded here: by vLLM where that is installed and
-    there is a GPU. Fills in settings["context"], the longest that the model allows, where nothing
-    says it."""
+    """(a function seed -> Agent, tokens of a dialogue) over weights that are loaded here: by vLLM where
+    that is installed and there is a GPU."""
     from local import load_engine
 
-    engine, chat, settings["context"] = load_engine(
+    engine, chat, context = load_engine(
         weights,
         settings["temperature"],
         "policy ",
@@ -133,8 +129,12 @@ def agents_in_process(weights, settings, is_toy):
         think=settings["think"],
         template_args=settings["template_args"],
     )
-    of_replies = {key: settings[key] for key in ("think", "max_tokens", "context")}
-    return lambda seed: Agent(engine, chat, seed=seed, **of_replies)
+    of_replies = {"think": settings["think"], "max_tokens": settings["max_tokens"]}
+
+    def make_agent(seed):
+        return Agent(engine, chat, seed=seed, context=context, **of_replies)
+
+    return make_agent, context
 
 
 def system_prompt(settings):
@@ -177,13 +177,13 @@ def who_talks(args, name):
     """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`: by the
     flags and, where they do not say it, by the policy's run. --lang is the language of the users;
     for a policy that is a run it changes their prompts, but not the policy's."""
-    policy = load_policy(name, args)
+    # the policy is loaded last: it may take minutes
+    *_, run_settings, home = find_weights(name, args.step)
     played_by = {
-        key: getattr(args, key) or policy.run_settings.get(key, USUAL_USER[key])
-        for key in USUAL_USER
+        key: getattr(args, key) or run_settings.get(key, USUAL_USER[key]) for key in USUAL_USER
     }
     player, lang, reader = (played_by[key] for key in ("simulator", "lang", "reader"))
-    users, held_out = users_to_measure_with(args, policy, player, lang)
+    users, held_out = users_to_measure_with(args, run_settings, home, player, lang)
     if args.simulator and not args.reader:  # another user hears by itself
         reader = None
     simulator = make_simulator(
@@ -192,8 +192,9 @@ def who_talks(args, name):
         played_by["difficulty"],
         temperature=args.simulator_temperature,
         reader=reader,
-        template_args=args.template_args or policy.run_settings.get("template_args"),
+        template_args=args.template_args or run_settings.get("template_args"),
     )
+    policy = load_policy(name, args)
     keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
     settings = {
         "policy": policy.label,
@@ -216,24 +217,26 @@ def user_label(name):
     return model or kind
 
 
-def users_to_measure_with(args, policy, simulator_name, lang):
+def users_to_measure_with(args, run_settings, home, simulator_name, lang):
     """(users, were they held out by the policy's run?): those of --profiles; with --world chit-chat
     those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
     Raises BadInput for users whom the simulator cannot play."""
     file = args.profiles
-    if args.world and not file:
+    if args.world and file:
+        raise BadInput("--world names users, and so does --profiles; give one of them")
+    if args.world:
         file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
     if file:
         users = load_profiles(file)
         check_playable(simulator_name, users)
         return users, False
     # a run that names no files trained with the toy's other users
-    paths = policy.run_settings.get("profiles")
-    count = policy.run_settings["eval_size"] if paths else 128
+    paths = run_settings.get("profiles")
+    count = run_settings["eval_size"] if paths else 128
     _, users = users_of_run(paths, count, simulator_name)
     if paths:
-        refuse_other_heldout(policy.home, users)
-    return users, bool(policy.run_settings)
+        refuse_other_heldout(home, users)
+    return users, bool(run_settings)
 
 
 # -------------------------------------------------------------------------------------------- flags

@@ -5,9 +5,9 @@ simulator can play.
 """
 
 from support.answers import PROMPTS
-from support.command_line import SCRIPTED
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, read_records
+from support.model_names import SCRIPTED
 
 import random
 import re

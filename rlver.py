@@ -17,10 +17,10 @@ and pictures are in support/: a first reading may skip them.
 
 # support comes first: it sets up what must be set up before torch is imported
 from support import errors, ranks, report, rundir, settings
-from support.command_line import SCRIPTED
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
-from support.report import dialogue_text, print_head, print_summary, progress
+from support.model_names import SCRIPTED
+from support.printing import dialogue_text, print_head, print_summary, progress
 
 import os
 import signal
@@ -281,8 +281,8 @@ def main(argv=None):
     run, out, code, message = None, None, 0, ""
     usual_handler = signal.signal(signal.SIGINT, interrupt)
     try:
-        ranks.join_ranks(cuda=torch.cuda.is_available() and rundir.model_of(given) != "toy")
-        cfg, out, finished = ranks.broadcast(rundir.open_run, given)
+        ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(given) != "toy")
+        cfg, out, finished = ranks.broadcast(settings.open_run, given)
         if finished:
             if rank == 0:
                 print_summary(out)

@@ -122,22 +122,27 @@ ONE_WORD = " Answer with one word, yes or no."
 
 
 def details(place):
-    """What is kept of a run beside what tables.py keeps of each, from its directory `place`. Pairs are
-    of before and after."""
+    """What is kept of a run beside what tables.py keeps of each, from its directory `place`: pairs, of
+    before and after."""
+    config = read_json(place / "config.json")
     rows = [
         row for row in recorded_dialogues(place / "dialogues.jsonl") if row["split"] == "heldout"
     ]
-    steps = rows[0]["step"], rows[-1]["step"]
-    ends = [[row for row in rows if row["step"] == step] for step in steps]
-    heard = asyncio.run(hear_in_other_words([row for end in ends for row in end[:JUDGED]]))
-    return {
-        "finals": [[100 * row["reward"] for row in end] for end in ends],
-        "finals_in_other_words": [heard[:JUDGED], heard[JUDGED:]],
-        "listens": [listens(read_json(place / "config.json"), end) for end in ends],
-        "copied": [share_of_copied_words(end) for end in ends],
-        "distinct_2": [signs([replies_of(row) for row in end])["distinct_2"] for end in ends],
-        "dialogues": [[lines_of(row) for row in end[:SHOWN]] for end in ends],
-    }
+    kept = {}
+    for step in (rows[0]["step"], rows[-1]["step"]):
+        end = [row for row in rows if row["step"] == step]
+        own, copied = listens(config, end)
+        of_end = {
+            "finals": [100 * row["reward"] for row in end],
+            "finals_in_other_words": asyncio.run(hear_in_other_words(end[:JUDGED])),
+            "listens": own,
+            "copied": copied,
+            "distinct_2": signs([replies_of(row) for row in end])["distinct_2"],
+            "dialogues": [lines_of(row) for row in end[:SHOWN]],
+        }
+        for name, value in of_end.items():
+            kept.setdefault(name, []).append(value)
+    return kept
 
 
 def replies_of(dialogue):
@@ -165,49 +170,25 @@ async def hear_in_other_words(dialogues):
 
 @torch.no_grad()
 def listens(config, dialogues):
-    """Of the second replies of LISTENERS dialogues, the share that the starting model finds likelier
-    behind its own dialogue than behind every other. By chance it is 1 / LISTENERS; of a policy that
-    says one thing to everybody it is that, too. config: of the run."""
+    """Of the second replies of LISTENERS dialogues: the share that the starting model finds likelier
+    behind its own dialogue than behind every other, 1 / LISTENERS of a policy that says one thing to
+    everybody; and the share of their words that the user had said, because an echo raises the first.
+    config: of the run."""
     model, tokenizer = load_model(config["model"])
     chat = ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"]))
     dialogues = [row for row in dialogues if len(row["turns"]) > 1][:LISTENERS]
     replies = [chat.past_reply(row["turns"][1]["reply"]) for row in dialogues]
-    scores = []  # [context][reply]: log pi of the reply behind the context
+    scores, copied = [], []  # [context][reply]: log pi of the reply behind the context; shares
     for row in dialogues:
+        first, second = row["turns"][:2]
         # one row: the context is the trunk, and each reply a branch behind it
-        first = row["turns"][0]
         context = chat.first_prompt(row["first_line"]) + chat.past_reply(first["reply"])
         trunk = Segment(context + chat.next_prompt(first["user"]))
         branches = [Segment(ids, k, [0.0] * len(ids)) for k, ids in enumerate(replies, 1)]
         batch = pack([Episode("", 0, "", segments=[trunk, *branches])])
         log_probs, _ = Policy(model)(batch)
-        scores.append(
-            [log_probs[batch.branch == k].sum().item() for k in range(1, 1 + len(replies))]
-        )
+        scores.append([log_probs[batch.branch == s.branch].sum().item() for s in branches])
+        heard = words_of(row["first_line"] + " " + first["user"])
+        copied += [word in heard for word in words_of(second["reply"])]
     likeliest = np.argmax(scores, axis=0)  # for each reply a context
-    return float(np.mean(likeliest == np.arange(len(replies))))
-
-
-def share_of_copied_words(dialogues):
-    """The share of the words of the replies that `listens` compares that the user had said."""
-    shares = []
-    for row in [row for row in dialogues if len(row["turns"]) > 1][:LISTENERS]:
-        first, second = row["turns"][:2]
-        heard = {*words_of(row["first_line"]), *words_of(first["user"])}
-        shares.append(np.mean([word in heard for word in words_of(second["reply"]) or [""]]))
-    return float(np.mean(shares))
-
-
-def mean_gain(pairs, draws=10_000):
-    """[mean gain, low, high] of runs of several seeds: after minus before of the same user, with a
-    95 % bootstrap interval over seeds and, within a seed, over users. pairs: of each seed, the final
-    emotions before and after."""
-    gains = np.array([np.subtract(after, before) for before, after in pairs])  # [seeds, users]
-    rng = np.random.default_rng(0)
-    seeds, users = gains.shape
-    means = []
-    for _ in range(draws):
-        drawn = rng.integers(seeds, size=seeds)
-        of_users = rng.integers(users, size=(seeds, users))
-        means.append(gains[drawn[:, None], of_users].mean())
-    return [float(gains.mean()), *np.percentile(means, [2.5, 97.5]).tolist()]
+    return float(np.mean(likeliest == np.arange(len(replies)))), float(np.mean(copied))

@@ -456,52 +456,37 @@ def table_constants(measured):
 
 
 def table_small(measured):
-    """The runs of the small model, seed by seed: mean final emotions of the same 64 users."""
-    lines = [line for line in measured.values() if line["part"] == "small"]
-    if not lines:
-        return ""
-    rows = [
-        [line["name"].removeprefix("small-").replace("-", " "), *cells_of(line)] for line in lines
-    ]
-    seeds = seeds_of(measured, "small-grpo")
-    gains = []
-    for key in ("finals", "finals_in_other_words"):
-        gain, low, high = small.mean_gain([line[key] for line in seeds])
-        gains.append(f"{gain:+.1f} ({low:.1f} to {high:.1f})")
-    before, after = np.mean([line["finals"] for line in seeds], axis=(0, 2))
-    mean = ["grpo, mean and 95 % interval", f"{before:.1f}", f"{after:.1f}", *gains]
+    """The runs of the small model, seed by seed, before and after; and the mean of GRPO's seeds."""
+    head = ["final emotion", "perplexity under the start", "its own dialogue is the likeliest"]
     head = [
         "",
-        "before",
-        "after",
-        "gain",
-        "gain, asked in other words",
-        "perplexity under the start",
-    ]
-    head += [
-        "its own dialogue is the likeliest, %",
-        "copied words, %",
+        *head,
+        "copied words",
         "distinct word pairs",
+        "gain",
+        "asked in other words",
         "minutes",
     ]
-    return markdown(head, [*rows, [*mean, *[""] * (len(head) - len(mean))]])
-
-
-def cells_of(line):
-    """The cells of a run of the small model."""
-    before, after = np.mean(line["finals"], axis=1)
-    in_other_words = np.subtract(*line["finals_in_other_words"][::-1]).mean()
-    return [
-        f"{before:.1f}",
-        f"{after:.1f}",
-        f"{after - before:+.1f}",
-        f"{in_other_words:+.1f}",
-        f"{first(line, 'ref_perplexity'):.1f} to {last(line, 'ref_perplexity'):.1f}",
-        "{:.0f} to {:.0f}".format(*np.multiply(line["listens"], 100)),
-        "{:.0f} to {:.0f}".format(*np.multiply(line["copied"], 100)),
-        "{:.2f} to {:.2f}".format(*line["distinct_2"]),
-        f"{line['seconds'] / 60:.0f}",
-    ]
+    rows, of_grpo = [], []
+    for line in measured.values():
+        if line["part"] != "small":
+            continue
+        pairs = [np.mean(line["finals"], axis=1)]
+        pairs.append([row["ref_perplexity"] for row in line["evaluations"]])
+        cells = ["{:.1f} to {:.1f}".format(*pair) for pair in pairs]
+        for key in ("listens", "copied", "distinct_2"):
+            cells.append("{:.2f} to {:.2f}".format(*line[key]))
+        keys = "finals", "finals_in_other_words"
+        gains = [np.subtract(*line[key][::-1]).mean() for key in keys]
+        if "grpo" in line["name"]:
+            of_grpo.append(gains)
+        name = line["name"].removeprefix("small-").replace("-", " ")
+        minutes = f"{line['seconds'] / 60:.0f}"
+        rows.append([name, *cells, *[f"{gain:+.1f}" for gain in gains], minutes])
+    if not rows:
+        return ""
+    means = [interval(column) for column in zip(*of_grpo)]
+    return markdown(head, [*rows, ["grpo, mean", *[""] * 5, *means, ""]])
 
 
 # By the names in the documents' comments.

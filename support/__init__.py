@@ -6,8 +6,9 @@ program imports from `support` before it imports anything but the standard libra
 written in a syntax that old versions of Python can parse (no f-strings), so that they get as far as
 the message about their version.
 
-The folder in an order in which it can be read: errors, files, command_line, answers, calls, servers, user_check;
-stats, signs, metrics, results; settings, rundir, report; chat_format, loading, ranks.
+The folder in an order in which it can be read: errors, files, model_names, command_line, answers, calls,
+servers, user_check; stats, signs, metrics, results; settings, rundir, printing, report; chat_format,
+loading, ranks.
 """
 
 import importlib.util
@@ -20,7 +21,7 @@ import time
 STARTED = time.perf_counter()
 
 # ---- versions and packages: if something is missing, say so in one line, without a traceback
-INSTALL = "%s -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"
+INSTALL = "python3 -m venv .venv && . .venv/bin/activate && pip install -r requirements.txt"
 lacking = [
     name
     for name in ("numpy", "torch", "tqdm", "transformers")
@@ -30,9 +31,9 @@ problem = ""
 if lacking:
     problem = "not installed, or .venv is not active: " + ", ".join(lacking)
 if sys.version_info[:2] < (3, 11):
-    problem = "Python 3.11 or newer is needed"
+    problem = "Python 3.11 or newer is needed (here as python3)"
 if problem:
-    print(problem + "; to install all: " + INSTALL % "python3", file=sys.stderr)
+    print(problem + "; to install all: " + INSTALL, file=sys.stderr)
     sys.exit(2)
 
 # ---- threads: torch's threads spin while they wait for one another. Two processes of two threads

@@ -24,7 +24,9 @@ class BadInput(RunError, ValueError):
 
 
 class BadModel(BadInput):
-    """A model that cannot be used."""
+    """A model that cannot be used, maybe on one rank alone: a directory may be missing on its node."""
+
+    on_all_ranks = False
 
 
 class SimulatorFailed(RunError):

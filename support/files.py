@@ -125,7 +125,7 @@ def lock(path):
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(descriptor)
         raise BadInput(
             f"{path}: another process is at work there; wait for it, or name another place"

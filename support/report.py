@@ -1,118 +1,31 @@
-"""support/report.py - what a run shows: lines on the terminal; its page and its picture, report.html
-and learning_curve.png. All numbers of these are those that its files hold: nothing is measured
-again, and no model is needed. Wherever a score is shown its scale stands beside it
-(emotion.scale_in_words), and what is scripted says so.
+"""support/report.py - the page and the picture of a run, report.html and learning_curve.png. All
+numbers are those that its files hold: nothing is measured again, and no model is needed.
 
 What models and users say is hostile until shown to be harmless: a policy that learns to write
 "</script>" must not run code in the reader's browser. So jinja2 escapes every text, and the page
 forbids the browser to run scripts and to fetch anything (its Content-Security-Policy).
 """
 
-from support.command_line import fold, print_folded, scripted_notice
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file
 from support.metrics import scores_by
+from support.model_names import scripted_notice
 from support.rundir import checkpoints, metrics_of, scale_of_run
 from support.signs import warnings_of
 
 import io
-import shlex
 import sys
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from emotion import BENCHMARK_TURNS, INITIAL_EMOTION, need_of, scale_in_words
-
-# ---------------------------------------------------------------------------------- on the terminal
-
-
-def print_head(cfg, out, training, held_out, ranks=1, step=0):
-    """What a run prints before its first dialogue: what is trained on whom, and where all goes.
-    training, held_out: numbers of users; step: the last step that is done, above 0 in a resumed
-    run."""
-    begin = f"Step {step} is done, going on: " if step > 0 else ""
-    on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
-    print_folded(
-        f"{begin}{cfg.algo.upper()} trains {cfg.model} ({cfg.mode}): {cfg.steps} steps of "
-        f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}."
-    )
-    print_folded(
-        f"User: {cfg.simulator} ({cfg.difficulty}, {cfg.lang}); {training} users to train on, "
-        f"{held_out} held out. {scripted_notice(cfg.simulator)}"
-    )
-    print_folded(f"All goes to {out}; config.json there has every setting.")
-
-
-def progress(metrics, rollout_seconds):
-    """A step's metrics in the few words that fit behind a progress bar."""
-    tokens_per_second = metrics["tokens_sampled"] / rollout_seconds
-    return (
-        f"emotion {metrics['emotion']:.0f}, success {metrics['success']:.0f} %, "
-        f"{tokens_per_second:.0f} tokens/s, {metrics['dropped']} dropped"
-    )
-
-
-def dialogue_text(title, episode, hidden_need):
-    """One dialogue, word for word, and then what its user needed, in words."""
-    lines = [
-        f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, final emotion "
-        f"{episode.emotion}",
-        f"    user  [{episode.start:3}]  {episode.first_line}",
-    ]
-    for turn in episode.turns:
-        if turn.thought:
-            lines.append(f"    (thinks      {turn.thought})")
-        lines.append(f"    policy       {turn.reply}")
-        if turn.emotion is not None:
-            answer = f"{turn.user or '(the end)'}  ({turn.change:+d})"
-            lines.append(f"    user  [{turn.emotion:3}]  {answer}")
-    lines.append(fold(hidden_need))
-    return "\n".join(lines) + "\n"
-
-
-def print_summary(out):
-    """The end of a run: scores before and after, time, warnings, what to do next."""
-    config, summary = read_json(out / "config.json"), read_json(out / "summary.json")
-    print(f"\nheld-out users, mean final emotion ({scale_of_run(config)}):")
-    print_table({name: summary[name] for name in ("before", "after")})
-    print_folded(
-        "success: dialogues that end at 100; failure: below 10; "
-        f"{summary['after']['malformed']:.1f} % end with a malformed reply."
-    )
-    print_folded(scripted_notice(config["simulator"]))
-    for part, seconds in summary["seconds"].items():
-        print(f"{part:10} {seconds:7.0f} s")
-    for warning in summary["warnings"]:
-        print(f"warning: {warning}")
-    scale = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
-    print(f"open {shlex.quote(f'{out}/report.html')}")
-    print(f"next: the benchmark ({scale}), before and after this run:")
-    print(f"    python evaluate.py --policy {shlex.quote(str(out))} --before-after")
-
-
-def print_table(table):
-    """Print a table of scores, {name of a line: numbers of `score_summary`}; those of all users also
-    hold how many are lost."""
-    print(f"{'':<26}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
-    for name, numbers in table.items():
-        lost = numbers.get("lost")
-        asked = f" of {numbers['n'] + lost}" if lost else ""
-        shown = "-" if numbers["stderr"] is None else f"{numbers['stderr']:.1f}"
-        print(
-            f"{name:<26}{numbers['score']:>8.1f}{shown:>8}{numbers['success']:>8.1f}%"
-            f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{asked}"
-        )
-
+from emotion import need_of
 
 # ------------------------------------------------------------------------------------------- curves
 
 # jinja2 and matplotlib are imported where they are used: a run that lacks one of them goes on
 # without its report.
-
-TEMPLATE = Path(__file__).with_name("report.html.j2")
-MAX_USERS = 24  # whose dialogues are shown: three of each need, if the needs take turns
 
 ENDS = {"success": "success (100)", "failure": "failure (below 10)", "malformed": "malformed (0)"}
 SIGNS = {
@@ -206,6 +119,9 @@ def draw_curves(out, rows, evaluations):
 
 
 # ------------------------------------------------------------------------------------ what is shown
+
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+MAX_USERS = 24  # whose dialogues are shown: three of each need, if the needs take turns
 
 
 def dialogues_of_run(out, people, last_step):

@@ -2,9 +2,9 @@
 the settings that they were made with; and logs of dialogues. (evaluate.py scores and compares them.)
 """
 
-from support.command_line import scripted_notice
 from support.errors import BadInput
 from support.files import read_jsonl
+from support.model_names import scripted_notice
 
 import re
 from pathlib import Path
@@ -39,7 +39,8 @@ def read_results(path):
             if row["id"] in rows:
                 raise ValueError(f"id {row['id']!r} stands in an earlier line already")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise BadInput(f"{path}, line {number}: no result: {error!r}") from None
+            lacks = f"it lacks {error}" if isinstance(error, KeyError) else error
+            raise BadInput(f"{path}, line {number}: no result: {lacks}") from None
         rows[row["id"]] = row
     if not rows:
         raise BadInput(f"{path}: the file holds no result")

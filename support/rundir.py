@@ -1,4 +1,4 @@
-"""support/rundir.py - the directory of a run: its lock, logs and checkpoints; and how a run goes on.
+"""support/rundir.py - the directory of a run: its lock, logs and checkpoints.
 
     config.json  heldout.json  metrics.jsonl  dialogues.jsonl  dropped.jsonl  calls.jsonl  start.pt
     checkpoint-000050/  summary.json  report.html  learning_curve.png
@@ -10,10 +10,9 @@ done again. Nothing here knows a policy's weights: `RunDir.save` is handed a fun
 
 from support import STARTED
 from support.calls import CallLog, Clock
-from support.command_line import SCRIPTED
 from support.errors import BadInput, CannotWrite, one_line
 from support.files import append_line, lock, read_json, read_jsonl, size_of, write_json
-from support.settings import resolve_settings, resumed_settings
+from support.model_names import SCRIPTED
 from support.signs import MALFORMED, warnings_of
 
 import asyncio
@@ -26,40 +25,6 @@ from pathlib import Path
 from tqdm import tqdm
 
 from emotion import INITIAL_EMOTION, scale_in_words
-
-# ------------------------------------------------------------------------- a new run, or an old one
-
-
-def open_run(given):
-    """Decide between a new run and a resumed one. given: the flags, None where not given. Writes
-    nothing; raises BadInput. Returns
-
-    settings   Settings
-    directory  Path; of a new run it may not exist yet
-    finished   whether all steps are done and evaluated, so that there is nothing to resume"""
-    if given["resume"] is not None:
-        out = Path(given["resume"])
-        settings = resumed_settings(read_json(out / "config.json"), given)
-        finished = read_json(out / "summary.json").get("steps") == settings.steps
-        return settings, out, finished
-    settings = resolve_settings(given)
-    usual = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
-    out = Path(given["out"] or usual)
-    if out.is_file() or any(out.glob("*")):
-        raise BadInput(
-            f"--out {out}: is there already; choose another, or continue that run with "
-            f"--resume {out}"
-        )
-    return settings, out, False
-
-
-def model_of(given):
-    """The name of the policy's model, of a resumed run as its config.json has it. It is needed
-    before the ranks are joined; `open_run`, which comes later, complains of a bad config.json."""
-    if given["resume"] is None:
-        return given["model"] or "toy"
-    return read_json(Path(given["resume"]) / "config.json").get("model", "toy")
-
 
 # ------------------------------------------------------------------------------------ the directory
 
@@ -90,6 +55,7 @@ class RunDir:
             self.path / name if cfg.reader or cfg.simulator not in SCRIPTED else None
         )
         self.held_lock = None  # of files.lock; None: not locked yet
+        self.began, self.heldout = None, None  # until `begin`
         self.rows = []  # the lines of metrics since the start or the resume
         self.warned_of = set()  # the names of the warnings that were printed
 

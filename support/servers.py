@@ -105,10 +105,10 @@ class ServerModel:
         options = {"top_p": 1, "logprobs": True, "top_logprobs": count}
         if self.template_args:
             options["extra_body"] = {"chat_template_kwargs": self.template_args}
-        calls = [
-            self.chat([{"role": "user", "content": prompt}], 1, **options) for prompt in prompts
-        ]
-        answers = await asyncio.gather(*calls)
+        # One after the other: a Caller counts them as one call at a time, and the server keeps what it
+        # has computed of the beginning that they share.
+        messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        answers = [await self.chat(message, 1, **options) for message in messages]
         if not all(answer.likeliest for answer in answers):
             raise SimulatorRefused(
                 f"{self.url}: {self.name} does not tell log-probs (top_logprobs)"
@@ -198,7 +198,7 @@ class ServerModel:
 
 
 def read_response(text):
-    """The body of a response with status 200, as (status, what it holds). It is one of three:
+    """The body of a response, as (status, what it holds), which is one of three:
 
         200, Answer    an answer; it may be empty or cut (`Answer.problem`)
         4xx or 5xx     an error of a gateway, or a refusal, in its words; the status is the one that

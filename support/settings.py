@@ -6,25 +6,26 @@ imports torch (but to see whether there is a GPU) or a script.
 """
 
 from support.command_line import (
-    SCRIPTED,
     Parser,
     above_zero,
     fraction,
-    from_anywhere,
     json_object,
     natural,
     not_negative,
     positive,
-    split_name,
 )
 from support.errors import BadInput
+from support.files import read_json
+from support.model_names import SCRIPTED, from_anywhere, split_name
 
 import argparse
 import importlib.util
 import os
 import re
+import time
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 
 # ----------------------------------------------------------------------------- the presets of a run
 
@@ -306,7 +307,7 @@ def make_parser():
         "--resume",
         metavar="DIR",
         help="continue the run in DIR with its settings; only flags that change no result may be "
-        "given: --steps, the simulator's address, and those about memory, saving and waiting",
+        "given: --steps, the servers' addresses, and those about memory, saving and waiting",
     )
     return parser
 
@@ -404,7 +405,7 @@ def resumed_settings(config, given):
     flags `given` ask for ({name: value}, None where a flag was not given).
 
     Raises BadInput if `config` does not have the fields of this version, and for a flag that would
-    change the results. The address of the simulator's server may change, but not its model."""
+    change the results. The address of a server may change, but not its model."""
     if config.keys() != vars(Settings()).keys():
         raise BadInput(
             f"--resume {given['resume']}: there is no run here (config.json is missing, "
@@ -422,8 +423,42 @@ def resumed_settings(config, given):
         if name not in RESUMABLE and not same_model:
             raise BadInput(
                 f"{flag_name(name)} cannot change in a resumed run (it has {config.get(name)!r}); "
-                f"only {', '.join(map(flag_name, RESUMABLE))} and the simulator's address can"
+                f"only {', '.join(map(flag_name, RESUMABLE))} and the servers' addresses can"
             )
     cfg = Settings(**{**config, **changes})
     check(cfg, changes)  # vLLM may not be on this machine, either
     return cfg
+
+
+# ------------------------------------------------------------------------- a new run, or an old one
+
+
+def open_run(given):
+    """Decide between a new run and a resumed one. given: the flags, None where not given. Writes
+    nothing; raises BadInput. Returns
+
+    settings   Settings
+    directory  Path; of a new run it may not exist yet
+    finished   whether all steps are done and evaluated, so that there is nothing to resume"""
+    if given["resume"] is not None:
+        out = Path(given["resume"])
+        settings = resumed_settings(read_json(out / "config.json"), given)
+        finished = read_json(out / "summary.json").get("steps") == settings.steps
+        return settings, out, finished
+    settings = resolve_settings(given)
+    usual = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
+    out = Path(given["out"] or usual)
+    if out.is_file() or any(out.glob("*")):
+        raise BadInput(
+            f"--out {out}: is there already; choose another, or continue that run with "
+            f"--resume {out}"
+        )
+    return settings, out, False
+
+
+def model_of(given):
+    """The name of the policy's model, of a resumed run as its config.json has it. It is needed
+    before the ranks are joined; `open_run`, which comes later, complains of a bad config.json."""
+    if given["resume"] is None:
+        return given["model"] or "toy"
+    return read_json(Path(given["resume"]) / "config.json").get("model", "toy")

@@ -58,11 +58,11 @@ def signs(dialogues):
         return {}
     repeating = 0  # replies that repeat a sentence
     replies = []  # each as a tuple of its words
-    users_told = Counter()  # reply: how many users were told it
+    told_in = Counter()  # reply: in how many dialogues
     for dialogue in dialogues:
         replies_here = [tuple(words_of(text)) for text in dialogue]
         replies += replies_here
-        users_told.update(set(replies_here))
+        told_in.update(set(replies_here))
         earlier_sentences = set()
         for text in dialogue:
             long_sentences = {words for words in sentences_of(text) if len(words) >= 3}
@@ -70,7 +70,7 @@ def signs(dialogues):
             earlier_sentences |= long_sentences
     return {
         "repeat_within": repeating / n,
-        "repeat_across": sum(users_told[reply] > 1 for reply in replies) / n,
+        "repeat_across": sum(told_in[reply] > 1 for reply in replies) / n,
         "reply_words": sum(map(len, replies)) / n,
         "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / n,
         "distinct_2": distinct_pairs(replies),

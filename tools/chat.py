@@ -7,8 +7,9 @@ toy knows a few hundred words: "My sister forgot my birthday. I feel hurt.")
     python -m tools.chat runs/NAME --show --seed 7                 watch it talk with user number 7
 """
 
-from support.command_line import WIDTH, Parser, fold, scripted_notice
+from support.command_line import WIDTH, Parser, fold
 from support.errors import BadInput
+from support.model_names import scripted_notice
 
 import asyncio
 import secrets

@@ -19,7 +19,7 @@ put a second time are always asked.
 """
 
 from support.answers import PROMPTS
-from support.command_line import SCRIPTED, fold, from_anywhere, positive
+from support.command_line import fold, positive
 from support.errors import (
     MAX_LOST,
     BadInput,
@@ -29,6 +29,7 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.files import read_jsonl
+from support.model_names import SCRIPTED, from_anywhere
 from support.servers import CALL_TIMEOUT
 from support.signs import words_of
 from support.stats import auc, interval
@@ -168,7 +169,7 @@ async def talk(rows, simulator):
 
 async def put_all(rows, simulator, speaks):
     """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns] and
-    [what `talk` returns], with a reader. Raises as `checks.check_form`, and `Reader.check`."""
+    [what `talk` returns], with a reader. Raises as `check_form`, and `Reader.check`."""
     await check_form(simulator)
     if simulator.reader:
         await simulator.check_reader()

@@ -46,6 +46,20 @@ def test_a_file_of_somebody_elses_is_left_as_it_is(text, tmp_path, capsys):
     assert "holds no results" in capsys.readouterr().err and path.read_text() == text
 
 
+def test_a_result_file_of_somebody_elses_is_left_as_it_is(tmp_path, capsys):
+    """SAGE's begin as ours do, and its last line may be whole without a newline behind it."""
+    path = tmp_path / "sage.jsonl"
+    path.write_text('{"id": "p1", "emo_point": 50, "history": []}')
+    text = path.read_text()
+    assert measure("--policy", "toy", "--limit", 1, "--out", path) == 2
+    assert "holds other results" in capsys.readouterr().err and path.read_text() == text
+
+
+def test_a_policy_that_is_no_run_has_no_start(capsys):
+    assert measure("--before-after", "--policy", "toy") == 2
+    assert "--before-after: toy is no run" in capsys.readouterr().err
+
+
 def test_the_benchmark_in_sages_format(results):
     """Their field names, ours under a name of our own; the emotions in the history are those that
     the score is made of."""
@@ -140,7 +154,7 @@ def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
         "--score a --compare b c",
         "--before-after --step 0",
         "--before-after --out x.jsonl",
-        "--before-after --policy toy",
+        "--policy toy --world chit-chat --profiles prompts/profiles/en_test.jsonl",
     ],
 )
 def test_what_cannot_be_combined(flags, capsys):

@@ -16,9 +16,9 @@ import evaluate
 import partners
 from conftest import ROOT
 from emotion import NEEDS, need_of, scale_in_words
-from evaluate import compare, score
 from result_files import TASKS, measure, our_line, sage_line, write
 from runs import files, refuse, rows
+from scoring import compare, score
 
 SAMPLE = ROOT.parent / "shared/data/sage_results_sample.jsonl"
 
@@ -131,7 +131,7 @@ def test_both_rules(line, every, sage, tmp_path):
         (sage_line(7, [5], emo_point=101), "101 is not in 0..100"),
         (sage_line(7, [5], emo_point="5"), "not supported between"),
         (sage_line(7, [5], history=["hello"]), "string indices must be integers"),
-        ({"id": "p7"}, "KeyError("),
+        ({"id": "p7"}, "it lacks 'emo_point'"),
         (sage_line(7, [-3, 5]), "-3 is not in 0..100"),
         (sage_line(0, [5]), "stands in an earlier line already"),
     ],

@@ -10,9 +10,8 @@ from support.errors import (
     SimulatorRefused,
     UnreadableAnswers,
 )
-from support.rundir import open_run
 from support.servers import FORMATS, ServerModel, json_schema
-from support.settings import make_parser
+from support.settings import make_parser, open_run
 
 import asyncio
 import json

@@ -66,5 +66,5 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch, capsys):
     assert said().startswith("not installed, or .venv is not active: torch, tqdm; to install all: ")
     monkeypatch.setattr(sys, "version_info", (3, 8, 18))
     assert said().startswith(
-        "Python 3.11 or newer is needed; to install all: python3 -m venv .venv"
+        "Python 3.11 or newer is needed (here as python3); to install all: python3 -m venv .venv"
     )

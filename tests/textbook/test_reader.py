@@ -205,6 +205,7 @@ def test_a_server_is_read_like_a_model_in_here(taught):
     with Loopback(reply=telling(source)) as server:
         there = reader.make_reader(f"openai:taught@{server.url}", "en", 10, None)
         found = asyncio.run(there.ask(questions_of(row)))
+        assert server.most == 1  # a reply is one call at a time, however many questions it takes
     here = asyncio.run(Reader(source).ask(questions_of(row)))
     assert found == pytest.approx(here, abs=1e-4) and len(set(here.values())) > 2
 
