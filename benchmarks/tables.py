@@ -72,14 +72,12 @@ LOST = 20  # a need is lost if the mean final emotion of its held-out users is l
 
 @dataclass
 class Job:
-    """A run of rlver.py, or of a recipe, with `flags`, to be measured. One with several threads is made
-    alone."""
+    """A run of rlver.py with `flags`, to be measured. One with several threads is made alone."""
 
     part: str  # what --only chooses
     name: str  # of its line, and of its directory
     flags: str
     threads: int = 1
-    recipe: str = ""
 
 
 def jobs():
@@ -88,7 +86,6 @@ def jobs():
     yield from rewards()
     yield from users()
     yield from readers()
-    yield from small_model()
 
 
 def variants():
@@ -125,13 +122,6 @@ def readers():
     yield Job("reader", "reader-constants", "", threads=2)
     for name, flags in (("reads", "--reader"), ("writes", "--simulator")):
         yield Job("reader", f"reader-{name}", f"{flags} local:$READER", threads=2)
-
-
-def small_model():
-    """A small language model that is trained on a reader, by its recipe."""
-    for algo, seed in (("", 0), ("", 1), ("", 2), ("ppo", 0)):
-        name = f"small-{algo or 'grpo'}-{seed}"
-        yield Job("small", name, f"{algo} --seed {seed}", threads=2, recipe="recipes/smollm2.sh")
 
 
 # -------------------------------------------------------------------------------------- the results
@@ -180,8 +170,6 @@ def line_of_run(job, place):
         line["needs"] = scores_of_needs(place)
     if job.part == "hackable":
         line["metrics"]["strict"] = strict_emotions(place)
-    if job.part == "small":
-        line |= small.details(place)
     return rounded(line)
 
 
@@ -249,12 +237,12 @@ def train(job):
     place = RUNS / job.name
     if (place / "summary.json").is_file():
         return place
-    program = ["bash", job.recipe] if job.recipe else [sys.executable, "rlver.py"]
-    command = [*program, *job.flags.split(), "--out", str(place)]
     if (place / "config.json").is_file():
-        command = [sys.executable, "rlver.py", "--resume", str(place)]
+        flags = ["--resume", str(place)]
+    else:
+        flags = [*job.flags.split(), "--out", str(place)]
     done = subprocess.run(
-        command,
+        [sys.executable, "rlver.py", *flags],
         cwd=ROOT,
         text=True,
         capture_output=True,
@@ -455,40 +443,6 @@ def table_constants(measured):
     return markdown(["says", "ends at"], [[name, f"{score:.1f}"] for name, score in rows])
 
 
-def table_small(measured):
-    """The runs of the small model, seed by seed, before and after; and the mean of GRPO's seeds."""
-    head = ["final emotion", "perplexity under the start", "its own dialogue is the likeliest"]
-    head = [
-        "",
-        *head,
-        "copied words",
-        "distinct word pairs",
-        "gain",
-        "asked in other words",
-        "minutes",
-    ]
-    rows, of_grpo = [], []
-    for line in measured.values():
-        if line["part"] != "small":
-            continue
-        pairs = [np.mean(line["finals"], axis=1)]
-        pairs.append([row["ref_perplexity"] for row in line["evaluations"]])
-        cells = ["{:.1f} to {:.1f}".format(*pair) for pair in pairs]
-        for key in ("listens", "copied", "distinct_2"):
-            cells.append("{:.2f} to {:.2f}".format(*line[key]))
-        keys = "finals", "finals_in_other_words"
-        gains = [np.subtract(*line[key][::-1]).mean() for key in keys]
-        if "grpo" in line["name"]:
-            of_grpo.append(gains)
-        name = line["name"].removeprefix("small-").replace("-", " ")
-        minutes = f"{line['seconds'] / 60:.0f}"
-        rows.append([name, *cells, *[f"{gain:+.1f}" for gain in gains], minutes])
-    if not rows:
-        return ""
-    means = [interval(column) for column in zip(*of_grpo)]
-    return markdown(head, [*rows, ["grpo, mean", *[""] * 5, *means, ""]])
-
-
 # By the names in the documents' comments.
 TABLES = {
     "challenging": table_challenging,
@@ -496,7 +450,6 @@ TABLES = {
     "signs": table_signs,
     "replies": table_replies,
     "constants": table_constants,
-    "small": table_small,
     "variants": table_variants,
     "rewards": table_rewards,
 }
