@@ -15,8 +15,8 @@ INITIAL_EMOTION = {"training": 30, "benchmark": 40}
 # The benchmark's dialogues have at most this many replies. (In training --max-turns decides.)
 BENCHMARK_TURNS = 10
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
-# Below it, in level F, the user has had enough: it may say goodbye, the benchmark's dialogues end, and
-# a score counts a failure.
+# Below it, in level F, the user has had enough: it may say goodbye, the benchmark's dialogues end,
+# and a score counts a failure.
 FAILURE_BELOW = 10
 # The lowest emotions of SAGE's levels C, B, A and S.
 LEVELS = (FAILURE_BELOW, 40, 70, 100)
@@ -50,8 +50,9 @@ def scale_in_words(start, max_turns):
 
 @dataclass(frozen=True)
 class Need:
-    """One of the eight hidden needs (RLVER, Table 5; SAGE calls them intentions): what a person wants
-    of a talk, and does not say. Its name is a profile's `need`, the sentence for it its `task`."""
+    """One of the eight hidden needs (RLVER, Table 5; SAGE calls them intentions): what a person
+    wants of a talk, and does not say. Its name is a profile's `need`, the sentence for it its
+    `task`."""
 
     kind: str  # "rational" or "emotional"
     task: dict  # {language: the sentence}

@@ -9,8 +9,8 @@ whole weights, not a shard of them.
 An engine knows the trainer only by `load_weights`. It takes token ids and returns token ids, each
 with the log-prob that it was drawn with, and serves whatever dialogues are waiting, as they come.
 Neither uses anything of policy.py: cache, positions, mask, attention and sampling are written a
-second time, so that the comparison of all log-probs at every step tests them. (The torch engine shares
-only the layers of transformers with the trainer; vLLM not even those.)
+second time, so that the comparison of all log-probs at every step tests them. (The torch engine
+shares only the layers of transformers with the trainer; vLLM not even those.)
 """
 
 from support.calls import Clock
@@ -197,7 +197,8 @@ class TorchEngine:
                         self.step()
                 await asyncio.sleep(0)  # dialogues whose reply is ready go on here, and come back
         except Exception as error:  # passed on to every dialogue that waits
-            # None of them is done or cancelled: those were left out above, and nobody else ran since.
+            # None of them is done or cancelled: those were left out above, and nobody else ran
+            # since.
             for request in [*self.waiting, *self.running.values()]:
                 request.result.set_exception(error)
             self.waiting, self.running = [], {}

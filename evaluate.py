@@ -11,9 +11,9 @@ The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 
 Numbers compare only within one simulator: with another model behind the same users, SAGE saw the
 same dialogues shift by 20 points (SAGE appendix B).
 
-From top to bottom: the dialogues and their lines in the result file; where results go; what the flags
-ask for. Which policy talks with whom is in partners.py; scoring.py scores result files and compares
-them.
+From top to bottom: the dialogues and their lines in the result file; where results go; what the
+flags ask for. Which policy talks with whom is in partners.py; scoring.py scores result files and
+compares them.
 """
 
 from support import files

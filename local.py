@@ -51,8 +51,8 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
 
 
 def try_to_sample(engine, name):
-    """Sample a reply of two tokens, for nothing: some architectures do not take the engine's cache, or
-    its mask. Raises BadModel."""
+    """Sample a reply of two tokens, for nothing: some architectures do not take the engine's cache,
+    or its mask. Raises BadModel."""
     try:
         asyncio.run(engine.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
     except Exception as error:  # of whatever transformers makes of the architecture
@@ -97,23 +97,24 @@ class LocalModel:
 
 
 def load_local(path, temperature, flag="--simulator"):
-    """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel. Raises
-    BadInput. flag: the one that named it, for messages."""
+    """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel.
+    Raises BadInput. flag: the one that named it, for messages."""
     loaded = load_engine(path, temperature, f"{flag} local:")
     return LocalModel(path, *loaded, np.random.default_rng(0), temperature)
 
 
 class LocalReader:
-    """A model in this process whose next word is read (reader.py), the model in the directory `path`.
+    """A model in this process whose next word is read (reader.py), the model in the directory
+    `path`.
 
-    All questions about a reply begin alike. So they are one row: the beginning once, as a trunk, and
-    each question behind it as a branch that sees the trunk and itself. A row is never batched with
-    others, so its result does not depend on them, to the last bit."""
+    All questions about a reply begin alike. So they are one row: the beginning once, as a trunk,
+    and each question behind it as a branch that sees the trunk and itself. A row is never batched
+    with others, so its result does not depend on them, to the last bit."""
 
     def __init__(self, path, words, template_args=None, dtype=None):
         """words: what will be read. dtype: the type of computing (default: bf16 on a GPU, or on a
-        processor with AMX, which makes it several times faster; else fp32). Raises BadModel, also if
-        a word is not one token."""
+        processor with AMX, which makes it several times faster; else fp32). Raises BadModel, also
+        if a word is not one token."""
         self.name = str(path)
         device = best_device()
         is_fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported()

@@ -1,5 +1,5 @@
-"""partners.py - who is measured with whom: a policy and its users, as flags and the policy's run name
-them. For evaluate.py and tools/chat.py.
+"""partners.py - who is measured with whom: a policy and its users, as flags and the policy's run
+name them. For evaluate.py and tools/chat.py.
 """
 
 from support import files
@@ -40,8 +40,9 @@ class LoadedPolicy:
 
 
 def settings_of_policy(run_settings, args, is_toy):
-    """How a policy replies. What its run says holds, where there is a run; a flag only fills in what no
-    run says, but for --max-tokens, which decides. args: the flags of `add_flags_of_talk`."""
+    """How a policy replies. What its run says holds, where there is a run; a flag only fills in
+    what no run says, but for --max-tokens, which decides. args: the flags of
+    `add_flags_of_talk`."""
     return {
         "think": run_settings.get("think", args.think),
         "policy_lang": run_settings.get("lang", args.lang or "en"),
@@ -114,8 +115,8 @@ def checkpoint_of_run(directory, step):
 
 
 def agents_in_process(weights, settings, is_toy):
-    """(a function seed -> Agent, tokens of a dialogue) over weights that are loaded here: by vLLM where
-    that is installed and there is a GPU."""
+    """(a function seed -> Agent, tokens of a dialogue) over weights that are loaded here: by vLLM
+    where that is installed and there is a GPU."""
     from local import load_engine
 
     engine, chat, context = load_engine(
@@ -154,8 +155,8 @@ class ServerAgent:
         self.cut = 0  # replies that the limit of tokens ended, or that are empty
 
     async def reply(self, line):
-        """As rollout.Agent.reply, but for the tokens. A thought that the server has taken out of the
-        reply is put back in front of it. Raises SimulatorFailed."""
+        """As rollout.Agent.reply, but for the tokens. A thought that the server has taken out of
+        the reply is put back in front of it. Raises SimulatorFailed."""
         self.messages.append({"role": "user", "content": line})
         text = await self.server.chat(self.messages, self.settings["max_tokens"])
         self.cut += bool(text.problem)

@@ -1,4 +1,5 @@
-"""people.py - who the users are: profiles, who is trained on and who is held out (SAGE 2.1; RLVER 2.1).
+"""people.py - who the users are: profiles, who is trained on and who is held out (SAGE 2.1; RLVER
+2.1).
 
 From top to bottom: a person; files of people, and the toy's; the people of a step; whom a
 simulator can play.
@@ -127,10 +128,10 @@ def refuse_other_heldout(out, users):
 
 
 def profiles_of_step(people, count, seed, step):
-    """The `count` people of a training step (steps count from 1). The needs take turns: with two needs,
-    one person of the first, one of the second, the next one of the first, and so on, over all steps.
-    The people of a need are shuffled anew whenever all of them have had their turn. People whose need
-    is not named count as one need.
+    """The `count` people of a training step (steps count from 1). The needs take turns: with two
+    needs, one person of the first, one of the second, the next one of the first, and so on, over
+    all steps. The people of a need are shuffled anew whenever all of them have had their turn.
+    People whose need is not named count as one need.
 
     (Drawn from all people alike, a batch of 8 groups has no user of a given need in one step of
     three. What the policy says to them can then change for several steps without being paid.)"""

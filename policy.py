@@ -1,7 +1,7 @@
 """policy.py - what is trained: dialogues packed as rows, log-probs, the critic (RLVER 2.2, 2.3).
 
-The policy pi_theta reads the dialogue so far and samples a reply, in think mode after a thought that
-nobody else ever sees. All trained log-probs come from `Policy.forward`, at the temperature of
+The policy pi_theta reads the dialogue so far and samples a reply, in think mode after a thought
+that nobody else ever sees. All trained log-probs come from `Policy.forward`, at the temperature of
 sampling.
 
 Run it alone to see how one dialogue is packed:  python policy.py
@@ -301,8 +301,8 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """V_phi: a transformer under a scalar head. The transformer is the given model's: of a second one
-    that was loaded for the critic or, with LoRA, of the policy's, on which both have adapters.
+    """V_phi: a transformer under a scalar head. The transformer is the given model's: of a second
+    one that was loaded for the critic or, with LoRA, of the policy's, on which both have adapters.
 
     V of a token is read from the hidden state before the token is emitted: an action's baseline may
     not know the action. The head starts at zero: with a random one the first advantages would be

@@ -1,19 +1,19 @@
 """reader.py - feelings that are read and not written: `--reader`.
 
-In the paper f_emo is written: a language model analyses the reply and writes a number. A small model
-writes nearly the same number whatever it hears. Asked a question that one word answers, the same
-model knows better; what it knows is read from its log-probs:
+In the paper f_emo is written: a language model analyses the reply and writes a number. A small
+model writes nearly the same number whatever it hears. Asked a question that one word answers, the
+same model knows better; what it knows is read from its log-probs:
 
     x_q = log p(yes) - log p(no)             of question q about the reply, at the next token
     z_q = (x_q - mean_q) / std_q             mean and std over 60 known replies, of this model
     change = round(clip(BIAS + sum_q w_q z_q, -10, 10))
 
-One token for each question: nothing is parsed, and a reply cannot forge a form. (It can still talk to
-the model: "This reply helps the person." docs/small.md has what that gains.)
+One token for each question: nothing is parsed, and a reply cannot forge a form. (It can still talk
+to the model: "This reply helps the person." docs/small.md has what that gains.)
 
 The questions stand in prompts/LANG/reader/, behind a beginning that all of them share: the person's
-story and last line, then what the friend has said, as JSON. This command measures whether a model is
-fit:
+story and last line, then what the friend has said, as JSON. This command measures whether a model
+is fit:
 
     python -m tools.fitness --reader local:DIR
 """
@@ -37,8 +37,9 @@ from emotion import clamp_change
 WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
 LIKELIEST = 20  # how many of the likeliest next tokens a model tells
 LEAST_MASS = 0.5  # of both words together; with less the model was about to say something else
-# How much a question counts: points of emotion per standard deviation of its log-odds over the replies
-# of prompts/replies.jsonl that are marked "weights". The weights were chosen with these, too.
+# How much a question counts: points of emotion per standard deviation of its log-odds over the
+# replies of prompts/replies.jsonl that are marked "weights". The weights were chosen with these,
+# too.
 WEIGHTS = {
     # "Does the reply bring something new, and not the same words again?" Yes to a reply to the
     # point, more than to warm words that fit anybody.
@@ -59,9 +60,9 @@ BIAS = -0.5  # the change at z = 0: the average of those sixty replies lifts nob
 def log_odds(likeliest, words):
     """(log p(yes) - log p(no), p(yes) + p(no), the words that are not there) of a next token.
 
-    likeliest: [(text of a token, log-prob)], the LIKELIEST ones; words: a pair of WORDS. Tokens that
-    differ in case or blanks are the same word. A word that is not there has at most the probability
-    of the least likely token, and is given that."""
+    likeliest: [(text of a token, log-prob)], the LIKELIEST ones; words: a pair of WORDS. Tokens
+    that differ in case or blanks are the same word. A word that is not there has at most the
+    probability of the least likely token, and is given that."""
     found = {}  # {word: log-prob}
     for text, log_prob in likeliest:
         word = text.strip().casefold()
@@ -83,8 +84,8 @@ class Reader(Caller):
         # empty list of earlier replies is shown, a small model tells replies apart less well.
         person, friend, reply = load_prompt("person", lang, "reader").split("\n")
         self.beginning = {True: f"{person}\n{friend}\n{reply}", False: f"{person}\n{reply}"}
-        # {name: [the question, what f_reply is told of a reply above the mean of the known ones, what
-        # it is told of another reply]}
+        # {name: [the question, what f_reply is told of a reply above the mean of the known ones,
+        # what it is told of another reply]}
         self.texts = {name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS}
         self.scale = {}  # {question: (mean, std) of its log-odds over known replies}
 
@@ -102,8 +103,8 @@ class Reader(Caller):
         return {name: yes if z[name] > 0 else no for name, (_, yes, no) in self.texts.items()}
 
     async def read(self, prompts, words):
-        """The model of this Caller: `log_odds` behind each of `prompts`, with the likeliest word, as
-        JSON."""
+        """The model of this Caller: `log_odds` behind each of `prompts`, with the likeliest word,
+        as JSON."""
         found = []
         for likeliest in await self.source.likeliest(prompts, LIKELIEST):
             found.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
@@ -125,8 +126,8 @@ class Reader(Caller):
         return found
 
     async def hear(self, prompts):
-        """f_emo, read: {"log_odds": {question: x}, "z": {question: z}, "sum": BIAS + the weighted sum
-        of z, "change": of the emotion}. Raises UnreadableAnswers."""
+        """f_emo, read: {"log_odds": {question: x}, "z": {question: z}, "sum": BIAS + the weighted
+        sum of z, "change": of the emotion}. Raises UnreadableAnswers."""
         found, z = await self.ask(prompts), {}
         for name, x in found.items():
             mean, std = self.scale[name]

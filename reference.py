@@ -1,5 +1,6 @@
-"""reference.py - what is kept of the starting policy: the reference of a KL in the loss (Reference), and
-a few of its dialogues, by which the distance from it is measured without it (DistanceFromStart).
+"""reference.py - what is kept of the starting policy: the reference of a KL in the loss
+(Reference), and a few of its dialogues, by which the distance from it is measured without it
+(DistanceFromStart).
 """
 
 from support.loading import load_tensors
@@ -73,8 +74,8 @@ class DistanceFromStart:
 
     def read(self):
         """Read this rank's part of the file: [(Batch, log-probs of pi_0)]. Every rank gets equally
-        many, empty ones if need be, because a forward pass is a collective call. Only the first rank
-        needs the file. Raises BadInput if it is not whole."""
+        many, empty ones if need be, because a forward pass is a collective call. Only the first
+        rank needs the file. Raises BadInput if it is not whole."""
         kept = broadcast(load_tensors, self.path)
         empty = dummy_batch(self.pad)
         while len(kept) % world_size():

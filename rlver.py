@@ -11,8 +11,8 @@
     5. log          a line of metrics, every dialogue word for word
     6. evaluate     held-out users, before and after; and save checkpoints
 
-`train` is the loop; what it calls stands below, in the order of use. Flags, torchrun, files, printing
-and pictures are in support/: a first reading may skip them.
+`train` is the loop; what it calls stands below, in the order of use. Flags, torchrun, files,
+printing and pictures are in support/: a first reading may skip them.
 """
 
 # support comes first: it sets up what must be set up before torch is imported
@@ -46,12 +46,11 @@ UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
 
 def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top to bottom
-    """The whole loop: what the Settings `cfg` ask for, in the RunDir `run`. A new run begins with an
-    evaluation, a resumed one at its newest checkpoint. Returns the
-    state, what a checkpoint keeps of the run: step, seconds, evaluations. With many ranks each has
-    its own dialogues, its own engine and a shard of the models. Raises SimulatorRefused, TooManyLost
-    or CannotWrite at any time, BadInput or BadModel before config.json is written, SelfCheckFailed
-    later."""
+    """The whole loop: what the Settings `cfg` ask for, in the RunDir `run`. A new run begins with
+    an evaluation, a resumed one at its newest checkpoint. Returns the state, what a checkpoint
+    keeps of the run: step, seconds, evaluations. With many ranks each has its own dialogues, its
+    own engine and a shard of the models. Raises SimulatorRefused, TooManyLost or CannotWrite at any
+    time, BadInput or BadModel before config.json is written, SelfCheckFailed later."""
     simulator, users, heldout, models, distance, state = begin(cfg, run)
     # episodes as mini-batches, each a list of micro-batches of packed rows
     split = partial(

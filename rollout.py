@@ -1,4 +1,5 @@
-"""rollout.py - a dialogue between the policy and a user, and many at once (RLVER 2.1, Figure 1, left).
+"""rollout.py - a dialogue between the policy and a user, and many at once (RLVER 2.1, Figure 1,
+left).
 
 `converse` is the dialogue, line for line: the policy replies, the user feels, the user answers.
 `rollout` holds many at the same time; each waits for nobody but its own model and user.
@@ -177,8 +178,8 @@ def read_reply(text, think):
     return Reply(text, visible, thought, malformed=False)
 
 
-# The second number of every seed of sampling, behind the run's own: what kind of text is sampled. So
-# no two kinds draw the same random numbers.
+# The second number of every seed of sampling, behind the run's own: what kind of text is sampled.
+# So no two kinds draw the same random numbers.
 SEEDS = {"training": 0, "evaluation": 1, "probe": 2, "benchmark": 3}
 
 

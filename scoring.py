@@ -1,5 +1,5 @@
-"""scoring.py - the scores of result files, ours and SAGE's, and two of them compared (SAGE; RLVER 3). No
-model is needed: support/results.py reads the files.
+"""scoring.py - the scores of result files, ours and SAGE's, and two of them compared (SAGE; RLVER
+3). No model is needed: support/results.py reads the files.
 """
 
 from support.command_line import print_folded

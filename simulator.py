@@ -13,11 +13,11 @@ of the answer to f_emo (`User.planning`), a_t the user's line. (The prompt of f_
 as a level, from Emotion-S to Emotion-F.) The same code renders the prompt, asks and reads the
 answer for every model.
 
-The last emotion is the reward, so a policy may learn to forge it: support/answers.py keeps its words
-from setting the number, and the change is clamped to +-10.
+The last emotion is the reward, so a policy may learn to forge it: support/answers.py keeps its
+words from setting the number, and the change is clamped to +-10.
 
-In the order of this file: the user, the model behind all users, and which model that is. (Who the people
-are, who is trained on and who is held out is in people.py.)
+In the order of this file: the user, the model behind all users, and which model that is. (Who the
+people are, who is trained on and who is held out is in people.py.)
 
 Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
@@ -141,8 +141,8 @@ class User:
         return line, answer["goodbye"]
 
     async def open(self):
-        """Begin the talk: with the profile's own first line if it has one. Returns the line. (Nobody
-        leaves with it, so goodbye is ignored.)"""
+        """Begin the talk: with the profile's own first line if it has one. Returns the line.
+        (Nobody leaves with it, so goodbye is ignored.)"""
         first_line = self.profile.first_talk
         if first_line:
             self.dialogue.append({"speaker": "me", "text": first_line})
@@ -171,7 +171,8 @@ def analysis_in(text):
 
 
 def is_reading(text):
-    """Is an answer to f_emo, of a log, one of a Reader? (`Reader.hear` has the order of its keys.)"""
+    """Is an answer to f_emo, of a log, one of a Reader? (`Reader.hear` has the order of its
+    keys.)"""
     return text.startswith('{"log_odds"')
 
 
@@ -287,9 +288,9 @@ def make_simulator(
     **shared,
 ):
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
-    local:DIR; None where only a reader is asked. flag: the flag that named it, for messages; reader:
-    the name of the model whose feelings are read, and template_args: of its chat template; shared:
-    more arguments of Simulator. Raises BadInput."""
+    local:DIR; None where only a reader is asked. flag: the flag that named it, for messages;
+    reader: the name of the model whose feelings are read, and template_args: of its chat template;
+    shared: more arguments of Simulator. Raises BadInput."""
     kind, model, url = split_name(name or "toy")
     if reader and difficulty != "vanilla":
         raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")

@@ -22,9 +22,9 @@ from rollout import Reply, rollout
 # The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
 READER = os.environ.setdefault("READER", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
 
-# Policies that need no training: the replies of three turns, whatever is heard. None: the user's own
-# line. They were written down before the weights of reader.py were: the best of them must not earn
-# much, or it is all that a policy learns.
+# Policies that need no training: the replies of three turns, whatever is heard. None: the user's
+# own line. They were written down before the weights of reader.py were: the best of them must not
+# earn much, or it is all that a policy learns.
 CONSTANTS = {
     "is sorry, three times": ["I'm so sorry."] * 3,
     "nothing": ["Okay."] * 3,
@@ -56,8 +56,8 @@ CONSTANTS = {
 
 
 def constants(users=8):
-    """The mean final emotion, from 30, of held-out people of the toy who hear the CONSTANTS: {"finals":
-    {policy: emotion}}."""
+    """The mean final emotion, from 30, of held-out people of the toy who hear the CONSTANTS:
+    {"finals": {policy: emotion}}."""
     profiles = people.toy_profiles("heldout", users)
     model = simulator.make_simulator("toy", reader=f"local:{READER}", concurrency=users)
 

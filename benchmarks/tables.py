@@ -1,4 +1,5 @@
-"""tables.py - every table of the README and of docs/ that training or a reader makes, by one command.
+"""tables.py - every table of the README and of docs/ that training or a reader makes, by one
+command.
 
     python benchmarks/tables.py                    make what is missing, then write the tables
     python benchmarks/tables.py --list             what there is, and what is missing

@@ -6,9 +6,9 @@ program imports from `support` before it imports anything but the standard libra
 written in a syntax that old versions of Python can parse (no f-strings), so that they get as far as
 the message about their version.
 
-The folder in an order in which it can be read: errors, files, model_names, command_line, answers, calls,
-servers, user_check; stats, signs, metrics, results; settings, rundir, printing, report; chat_format,
-loading, ranks.
+The folder in an order in which it can be read: errors, files, model_names, command_line, answers,
+calls, servers, user_check; stats, signs, metrics, results; settings, rundir, printing, report;
+chat_format, loading, ranks.
 """
 
 import importlib.util

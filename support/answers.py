@@ -1,4 +1,5 @@
-"""support/answers.py - what is asked of a language model, and the one JSON object that it answers with.
+"""support/answers.py - what is asked of a language model, and the one JSON object that it answers
+with.
 
 A policy may learn to forge its reward here: what it says stands in the prompt, and what the model
 answers is the reward. Two things keep its words from setting the number:
@@ -72,9 +73,9 @@ class Unreadable(ValueError):
 
 def read_answer(text, schema, code=None):
     """The object in a model's answer, {key: value} with the keys of `schema` (its kinds: see the
-    top of this file). What is said, the text under "response" or else under the last key, is not blank,
-    and behind it stand no keys but the schema's. code: what the prompt asked for; None: an answer of
-    a log is read again, which had the right one. Raises Unreadable.
+    top of this file). What is said, the text under "response" or else under the last key, is not
+    blank, and behind it stand no keys but the schema's. code: what the prompt asked for; None: an
+    answer of a log is read again, which had the right one. Raises Unreadable.
 
     The whole answer must be the one object; only a thought that ends in </think> may stand before
     it, and a fence around it. So words of the policy that a model quotes correctly stand only

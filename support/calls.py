@@ -1,5 +1,5 @@
-"""support/calls.py - calling a language model: what it answers, how many calls at once, the log of all
-answers, and the time that a run waits for them.
+"""support/calls.py - calling a language model: what it answers, how many calls at once, the log of
+all answers, and the time that a run waits for them.
 
 A model is any `async def model(prompt, schema=None) -> text`. The schema says what the answer, a
 JSON object, looks like (support/answers.py); a model may ignore it, because whoever asks reads the
@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# The most tokens of a user's answer: twice the longest readable one that was measured. A small model
-# may go on for ever inside of a string.
+# The most tokens of a user's answer: twice the longest readable one that was measured. A small
+# model may go on for ever inside of a string.
 MAX_ANSWER_TOKENS = 800
 MAX_THINKING_TOKENS = 4096  # the same for a model that thinks before it answers
 CUT = "cut by the limit of tokens"
@@ -75,8 +75,8 @@ class Caller:
     in `log`."""
 
     def __init__(self, model, *, log=None, clock=None, concurrency=None):
-        """model: any `async def model(prompt, schema) -> text`. (A Reader's takes all questions about a
-        reply, and the two words.)"""
+        """model: any `async def model(prompt, schema) -> text`. (A Reader's takes all questions
+        about a reply, and the two words.)"""
         self.model = model
         self.name = getattr(model, "name", "")
         self.log = log or CallLog()
@@ -114,7 +114,8 @@ class Caller:
 class CallLog:
     """All answers that were paid for, one line of JSON each, so that none is paid for twice: the
     answers of this run and of earlier logs, which `Simulator.ask` and `Reader.ask` search before
-    they ask the model. Of two answers under one key the first counts. Without a file nothing is kept."""
+    they ask the model. Of two answers under one key the first counts. Without a file nothing is
+    kept."""
 
     path: Path = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
@@ -124,7 +125,8 @@ class CallLog:
     )  # rows to append, until the directory of a run is made
 
     def read(self, path):
-        """Read the answers of a log. Half a line that a killed run left is cut off, if it is ours."""
+        """Read the answers of a log. Half a line that a killed run left is cut off, if it is
+        ours."""
         if path == self.path:
             cut_unfinished_line(path)
         for _, row, _ in read_jsonl(path):

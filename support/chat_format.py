@@ -64,9 +64,9 @@ class ChatFormat:
         as_stored = json.loads(tokenizer.backend_tokenizer.to_str())
         as_stored |= {"added_tokens": [], "truncation": None, "padding": None}
         self.plain = Tokenizer.from_str(json.dumps(as_stored))
-        # Without tokenizer.json transformers makes up a vocabulary. SentencePiece's tokenizers mostly
-        # put a blank in front of every text: in front of a message that stands behind something
-        # else, it would be one that the template does not write.
+        # Without tokenizer.json transformers makes up a vocabulary. SentencePiece's tokenizers
+        # mostly put a blank in front of every text: in front of a message that stands behind
+        # something else, it would be one that the template does not write.
         back = self.decode(self.text("My") + self.text("self"))
         if back != "Myself":
             raise BadModel(
@@ -116,7 +116,8 @@ class ChatFormat:
 
     def render(self, *texts):
         """The template's own text of a dialogue, up to where the next reply begins. texts: of the
-        user and of the policy by turns, the user's first. (An empty system prompt is no message.)"""
+        user and of the policy by turns, the user's first. (An empty system prompt is no
+        message.)"""
         roles = ["system"] + ["user", "assistant"] * len(texts)
         said = zip(roles, (self.system_prompt, *texts))
         messages = [{"role": role, "content": text} for role, text in said if text]

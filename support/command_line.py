@@ -1,5 +1,5 @@
-"""support/command_line.py - what the command lines of all programs share: a parser that complains in one
-line, and types for numbers that have bounds.
+"""support/command_line.py - what the command lines of all programs share: a parser that complains
+in one line, and types for numbers that have bounds.
 """
 
 from support.errors import explain

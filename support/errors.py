@@ -24,7 +24,8 @@ class BadInput(RunError, ValueError):
 
 
 class BadModel(BadInput):
-    """A model that cannot be used, maybe on one rank alone: a directory may be missing on its node."""
+    """A model that cannot be used, maybe on one rank alone: a directory may be missing on its
+    node."""
 
     on_all_ranks = False
 
@@ -58,8 +59,8 @@ MAX_LOST = 1 / 5
 
 
 class TooManyLost(RunError):
-    """The simulator failed in more than MAX_LOST of a batch, or at the check before the first one: the
-    run stops, to be resumed when the simulator works again."""
+    """The simulator failed in more than MAX_LOST of a batch, or at the check before the first one:
+    the run stops, to be resumed when the simulator works again."""
 
     exit_code = 75  # EX_TEMPFAIL
     on_all_ranks = True
@@ -84,8 +85,8 @@ def one_line(error):
 
 
 def explain(error, out=None, rank=0, world=1, program="rlver.py"):
-    """What a program does about the `error` that ended it. out: the directory of rlver.py's run, None
-    if there was none yet; rank, world: this rank, and how many there are.
+    """What a program does about the `error` that ended it. out: the directory of rlver.py's run,
+    None if there was none yet; rank, world: this rank, and how many there are.
 
     Returns (exit code, message of this rank, "" if another rank prints it). Raises the error again
     if it is a bug of ours."""

@@ -151,8 +151,8 @@ def check_model(model, tokenizer):
             f"its layers do not attend to the whole dialogue ({others[0]}); not supported"
         )
     # `Policy.forward` takes the logits of the output layer as they are; and a row must not depend
-    # on its neighbours, such as one that ends at the last position. (Both passes have the same shape,
-    # so in bf16, too, all that differs is what the model makes of the positions.)
+    # on its neighbours, such as one that ends at the last position. (Both passes have the same
+    # shape, so in bf16, too, all that differs is what the model makes of the positions.)
     ids = torch.arange(16).repeat(2, 1)
     positions = torch.stack([ids[0], ids[0] + context - 16])
     with torch.no_grad():

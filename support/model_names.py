@@ -7,8 +7,8 @@ import os
 import re
 from urllib.parse import urlsplit
 
-# The --simulator names of scripted users, and what the scripts are. They cost nothing, log no calls, and
-# can play only the people that were made for them.
+# The --simulator names of scripted users, and what the scripts are. They cost nothing, log no
+# calls, and can play only the people that were made for them.
 SCRIPTED = {
     "toy": "a script. It knows a small grammar and cannot judge comfort",
     "toy-weak": "a script. It counts words and is made to be hacked",

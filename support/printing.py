@@ -1,5 +1,5 @@
-"""support/printing.py - what a run and an evaluation print. Wherever a score is shown its scale stands
-beside it (emotion.scale_in_words), and what is scripted says so.
+"""support/printing.py - what a run and an evaluation print. Wherever a score is shown its scale
+stands beside it (emotion.scale_in_words), and what is scripted says so.
 """
 
 from support.command_line import fold, print_folded
@@ -77,8 +77,8 @@ def print_summary(out):
 
 
 def print_table(table):
-    """Print a table of scores, {name of a line: numbers of `score_summary`}; those of all users also
-    hold how many are lost."""
+    """Print a table of scores, {name of a line: numbers of `score_summary`}; those of all users
+    also hold how many are lost."""
     print(f"{'':<26}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
     for name, numbers in table.items():
         lost = numbers.get("lost")

@@ -1,5 +1,6 @@
-"""support/results.py - what runs and evaluations leave, read back: result files, ours and SAGE's, with
-the settings that they were made with; and logs of dialogues. (evaluate.py scores and compares them.)
+"""support/results.py - what runs and evaluations leave, read back: result files, ours and SAGE's,
+with the settings that they were made with; and logs of dialogues. (evaluate.py scores and compares
+them.)
 """
 
 from support.errors import BadInput
@@ -25,8 +26,8 @@ PURPOSE_LABELS = {
 
 
 def read_results(path):
-    """The lines of a result file, ours or SAGE's, as rows (see `parse_result`). Raises BadInput for a
-    line that is no result, and for a file without any; OSError."""
+    """The lines of a result file, ours or SAGE's, as rows (see `parse_result`). Raises BadInput for
+    a line that is no result, and for a file without any; OSError."""
     # the released files do not say who played the user: their directory does
     folders = [part for part in Path(path).resolve().parts if part.endswith("_based_simulator")]
     simulator = "".join(folders) or "unknown"

@@ -5,7 +5,8 @@
 
 A run may be killed at any moment. So a file is written under another name and renamed, logs grow by
 whole lines, and a checkpoint knows how long each log was: what was logged after it is cut off, and
-done again. Nothing here knows a policy's weights: `RunDir.save` is handed a function that writes them.
+done again. Nothing here knows a policy's weights: `RunDir.save` is handed a function that writes
+them.
 """
 
 from support import STARTED
@@ -63,10 +64,10 @@ class RunDir:
 
     def enter(self, all_gather_list):
         """Lock the directory, if it is there, and read the calls that were paid for; the lock ends
-        with the process, or with `close`. Returns the newest checkpoint, or None. all_gather_list is
-        handed in because support/ranks.py imports torch, and this file does not. Raises BadInput, on every rank,
-        if they do not find the same (on nodes without a shared file system), or if it is not
-        whole."""
+        with the process, or with `close`. Returns the newest checkpoint, or None. all_gather_list
+        is handed in because support/ranks.py imports torch, and this file does not. Raises
+        BadInput, on every rank, if they do not find the same (on nodes without a shared file
+        system), or if it is not whole."""
         if self.first and self.path.exists():  # two runs would undo each other's files
             self.held_lock = lock(self.path)
         [newest] = checkpoints(self.path)[-1:] or [None]
@@ -83,8 +84,8 @@ class RunDir:
 
     def begin(self, checkpoint, heldout):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
-        after it, because it will be done again; write config.json and heldout.json. The directory is
-        made on every rank, and locked if it is new. Returns the state. Raises BadInput."""
+        after it, because it will be done again; write config.json and heldout.json. The directory
+        is made on every rank, and locked if it is new. Returns the state. Raises BadInput."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -220,8 +221,8 @@ class RunDir:
 
     def try_to_save(self, write, size):
         """Write and remove a little checkpoint, and warn if the disk has no room for three of
-        `size` bytes: two are kept while the next one is written. So what cannot be saved shows before
-        anything is paid for. write: as in `save`. Raises CannotWrite."""
+        `size` bytes: two are kept while the next one is written. So what cannot be saved shows
+        before anything is paid for. write: as in `save`. Raises CannotWrite."""
         if not self.first:
             return
         self.path.mkdir(parents=True, exist_ok=True)

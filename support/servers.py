@@ -105,8 +105,8 @@ class ServerModel:
         options = {"top_p": 1, "logprobs": True, "top_logprobs": count}
         if self.template_args:
             options["extra_body"] = {"chat_template_kwargs": self.template_args}
-        # One after the other: a Caller counts them as one call at a time, and the server keeps what it
-        # has computed of the beginning that they share.
+        # One after the other: a Caller counts them as one call at a time, and the server keeps what
+        # it has computed of the beginning that they share.
         messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
         answers = [await self.chat(message, 1, **options) for message in messages]
         if not all(answer.likeliest for answer in answers):
@@ -262,8 +262,8 @@ def texts_in(content):
 
 
 def json_schema(kind):
-    """A schema of support/answers.py in the words of JSON Schema. Only those are used that all servers
-    know: bounds of numbers and lists of allowed words are left to `read_answer`."""
+    """A schema of support/answers.py in the words of JSON Schema. Only those are used that all
+    servers know: bounds of numbers and lists of allowed words are left to `read_answer`."""
     if isinstance(kind, dict):
         return {
             "type": "object",

@@ -1,9 +1,9 @@
 """support/signs.py - signs that a run goes wrong: in the words of its replies, and in its numbers.
 
 `signs` counts signs that a policy learns the reward and not the task (RLVER 3.7; Gao 2022 on
-overoptimisation). A reward that climbs says nothing about why. A healthy run may move any of them: a
-curve that rises is a reason to read dialogues, no proof. `warnings_of` finds faults of the training
-itself, which no curve of the reward would show.
+overoptimisation). A reward that climbs says nothing about why. A healthy run may move any of them:
+a curve that rises is a reason to read dialogues, no proof. `warnings_of` finds faults of the
+training itself, which no curve of the reward would show.
 """
 
 import itertools

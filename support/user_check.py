@@ -1,5 +1,5 @@
-"""support/user_check.py - what is asked of a user's model before the first dialogue: a wrong key, a model
-that cannot keep the form of an answer, and one that cannot tell kind from cruel show at once.
+"""support/user_check.py - what is asked of a user's model before the first dialogue: a wrong key, a
+model that cannot keep the form of an answer, and one that cannot tell kind from cruel show at once.
 """
 
 from support.command_line import fold
@@ -67,8 +67,8 @@ async def check_form(simulator):
 
 async def check(simulator):
     """Ask three questions before the first dialogue, in its language: what does a person feel at a
-    kind reply, at a cruel one, and at the kind one again? One warning tells of a model that does not
-    tell them apart, or that feels something else the second time.
+    kind reply, at a cruel one, and at the kind one again? One warning tells of a model that does
+    not tell them apart, or that feels something else the second time.
 
     Returns what was found out, {attribute of the model: value} and the reader's "scale", for
     `Simulator.learn` on other ranks. Raises as `check_form`, and SimulatorRefused."""

@@ -55,7 +55,8 @@ def run(args):
 
 
 def compare_ability(before, after):
-    """The logs in two places, paired: {"task, metric": as `paired`}. Raises BadInput where they have nothing in common."""
+    """The logs in two places, paired: {"task, metric": as `paired`}. Raises BadInput where they
+    have nothing in common."""
     scores_before, scores_after = read_samples(before), read_samples(after)
     result = {}
     for name in sorted(scores_before.keys() & scores_after.keys()):

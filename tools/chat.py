@@ -134,7 +134,8 @@ class Friend:
         self.agent, self.name = agent, name
 
     async def reply(self, line):
-        """As rollout.Agent.reply. An empty line of yours ends the dialogue as a full context does."""
+        """As rollout.Agent.reply. An empty line of yours ends the dialogue as a full context
+        does."""
         if not self.agent:
             text = ask_line()
             return read_reply(text, think=False) if text else None

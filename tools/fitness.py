@@ -60,8 +60,8 @@ POOLED = {  # {name in the table: (kinds that should lift more, others)}
     "all that lift over word salad, echo, repetition": (LIFTING, (*EMPTY, "repetition")),
     "to the point over generic warm": (["to the point"], ["generic warm"]),
 }
-# The bounds of the verdict, set before any model was measured with them: unfit beyond the first, fit
-# within the second.
+# The bounds of the verdict, set before any model was measured with them: unfit beyond the first,
+# fit within the second.
 READABLE = (0.80, 0.95)  # the share of questions whose first answer can be read
 COMMONEST = (0.80, 0.50)  # the share of the commonest change
 LOWER_END = (0.50, 0.75)  # of the interval of the AUC
@@ -107,8 +107,8 @@ async def answer_to(user, asking, outcomes):
 
 
 async def put(row, simulator, emotion, speaks):
-    """Put the reply of a row to its user. With an `emotion`, unless it is None, it is put once more,
-    past the log, and the user's next line is asked for, said in this emotion, if it `speaks`.
+    """Put the reply of a row to its user. With an `emotion`, unless it is None, it is put once
+    more, past the log, and the user's next line is asked for, said in this emotion, if it `speaks`.
     Returns what was found, {name in the table: value}, as far as there were answers."""
     reply, outcomes = row["reply"], []
     found = {"user": row["user"], "kind": row["kind"], "reply": reply, "outcomes": outcomes}
@@ -218,8 +218,9 @@ def speaks_as_friend(line, row):
 
 
 def verdict(readable, commonest, low):
-    """("fit", "weak" or "unfit", what is lacking). readable: share of the questions; commonest: share
-    of the commonest change; low: the lower end of the AUC's interval, None without an interval."""
+    """("fit", "weak" or "unfit", what is lacking). readable: share of the questions; commonest:
+    share of the commonest change; low: the lower end of the AUC's interval, None without an
+    interval."""
     lacking = {}  # {what: does it make unfit?}
     if readable < READABLE[1]:
         lacking["too few answers can be read"] = readable < READABLE[0]
@@ -234,7 +235,8 @@ def verdict(readable, commonest, low):
 
 
 def mean_of(name, rows):
-    """The mean of what `rows` have under a name, no interval, and of how many: a line of the table."""
+    """The mean of what `rows` have under a name, no interval, and of how many: a line of the
+    table."""
     values = [row[name] for row in rows if row.get(name) is not None]
     return [mean(values), None, None, len(values)]
 
@@ -244,7 +246,8 @@ def mean_of(name, rows):
 
 def show(found, gains, calls, who):
     """Print the table and the verdict. found, gains: of `put_all`; calls: the rows of its log; who:
-    the table's title. Returns what --json asks for. Raises TooManyLost if more than a fifth failed."""
+    the table's title. Returns what --json asks for. Raises TooManyLost if more than a fifth
+    failed."""
     outcomes = Counter(outcome for row in found for outcome in row["outcomes"])
     changes = Counter(row["change"] for row in found if "change" in row)
     [(commonest, count)] = changes.most_common(1) or [(0, 0)]

@@ -59,7 +59,8 @@ from tools.strategies import NAMES, tag_files
 
 
 def line_slots(dialogue):
-    """For `make_cases`: each line that a user says after a reply, with what went on in it before."""
+    """For `make_cases`: each line that a user says after a reply, with what went on in it
+    before."""
     return [
         {"need": dialogue.task, "thought": as_json(thought), "line": as_json(turn["user"])}
         for turn, thought in thoughts_of(dialogue)
@@ -153,7 +154,8 @@ QUESTIONS = {
 
 def judge_files(args):
     """Ask one of QUESTIONS about each of `args.files`, and print the means. Returns what --json
-    gets: {"answers", "means" and "tables" of each file, see `score_file`, "paired" of two files}."""
+    gets: {"answers", "means" and "tables" of each file, see `score_file`, "paired" of two
+    files}."""
     name = args.question
     slots_of, schema, found = QUESTIONS[name]
     answers = ask_files(args, slots_of, name, schema, found, args.repeats or 1)
@@ -180,10 +182,10 @@ READING = (
 
 
 def score_file(answers):
-    """({item: {dialogue: its mean score}}, {item: COLUMNS}) of the answers about one file. An item's
-    mean of a dialogue is over all questions about it and all repeats: it counts once. An answer is
-    a row of `Judge.ask_all`: of it are read "id", "replies" and "final" (of the dialogue), and
-    "found", {item: score} or None."""
+    """({item: {dialogue: its mean score}}, {item: COLUMNS}) of the answers about one file. An
+    item's mean of a dialogue is over all questions about it and all repeats: it counts once. An
+    answer is a row of `Judge.ask_all`: of it are read "id", "replies" and "final" (of the
+    dialogue), and "found", {item: score} or None."""
     readable = [answer for answer in answers if answer["found"]]
     missing = 1 - len(readable) / len(answers)
     means, rows = {}, {}

@@ -98,8 +98,8 @@ def profile_row(user):
 
 
 def draw_drafts(count, lang, seed, split=0.0):
-    """What is settled before a word is written: {"train": drafts, "test": drafts}. A draft is a dict
-    of some fields of a profile and of what the prompts ask for. Raises BadInput.
+    """What is settled before a word is written: {"train": drafts, "test": drafts}. A draft is a
+    dict of some fields of a profile and of what the prompts ask for. Raises BadInput.
 
     The persona group is drawn evenly, and so are three of its traits, three everyday utterances for
     the way of talking, and the topic, all from the seed files. Needs are dealt by quota, half

@@ -121,8 +121,8 @@ async def hear(user, text):
 
 
 async def replay_all(rows, model, people, texts=None):
-    """`replay` each of `rows` (of `recorded_dialogues`), all at once, since a server takes its time.
-    model: a Simulator; people: {id: Profile}; texts: of each row. Returns [rows][turns]."""
+    """`replay` each of `rows` (of `recorded_dialogues`), all at once, since a server takes its
+    time. model: a Simulator; people: {id: Profile}; texts: of each row. Returns [rows][turns]."""
     await model.check()
     calls = []
     for k, row in enumerate(rows):

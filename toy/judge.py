@@ -1,6 +1,6 @@
-"""toy/judge.py - a script that stands where a judge would in the toy's world, for the tools that ask
-one (tools/asking.py). It has no opinion: its scores show that the machinery works, and nothing of
-comfort. Only the strategies of a reply are exact: the grammar tells them.
+"""toy/judge.py - a script that stands where a judge would in the toy's world, for the tools that
+ask one (tools/asking.py). It has no opinion: its scores show that the machinery works, and nothing
+of comfort. Only the strategies of a reply are exact: the grammar tells them.
 """
 
 import json

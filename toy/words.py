@@ -5,8 +5,8 @@ Most lists exist twice: "train" for the training users, "heldout" for the held-o
 share no person, no event, no feeling and no wording of a need.
 
 The starting policy is trained on sentences made of these words. After an edit of any word make it
-again (python recipes/make_policy.py); a test notices. The order of a list counts as well, because words
-are drawn by their place in it.
+again (python recipes/make_policy.py); a test notices. The order of a list counts as well, because
+words are drawn by their place in it.
 """
 
 from dataclasses import dataclass
