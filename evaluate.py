@@ -19,10 +19,7 @@ compares them.
 from support import files
 from support.command_line import Parser
 from support.errors import MAX_LOST, BadInput, TooManyLost
-from support.results import (
-    differences,
-    read_results,
-)
+from support.results import differences, read_results
 
 import argparse
 import asyncio
@@ -179,9 +176,9 @@ def run(args):
 
 def run_before_after(args):
     """Measure a run where it started and where it ended, and compare the two."""
-    for name in ("step", "out"):
-        if getattr(args, name) is not None:
-            raise BadInput(f"--{name} has no effect with --before-after; leave it out")
+    for flag in ("step", "out"):
+        if getattr(args, flag) is not None:
+            raise BadInput(f"--{flag} has no effect with --before-after; leave it out")
     name = args.policy or newest_run()
     if "algo" not in files.read_json(Path(name) / "config.json"):
         raise BadInput(f"--before-after: {name} is no run, and has no start to compare with")
