@@ -138,8 +138,8 @@ def finished_users(path, settings):
 
 
 def default_path(policy):
-    """Where results of a LoadedPolicy go without --out: into the directory of its run, else to
-    results/, never into a model directory."""
+    """Where results of a LoadedPolicy go without --out: into the directory of its run (beside a
+    checkpoint that is somewhere else), else to results/, never into a model directory."""
     if policy.home:
         return policy.home / "benchmark.jsonl"
     return Path("results") / (re.sub(r"\W+", "-", policy.label).strip("-") + ".jsonl")
@@ -196,6 +196,7 @@ def run_benchmark(args):
     users. Raises TooManyLost, in the end, if more than a fifth of the dialogues are missing."""
     policy, simulator, users, settings = who_talks(args, args.policy or newest_run())
     path = Path(args.out or default_path(policy))
+    files.refuse_overwriting({"--json": args.json}, [path])
     path.parent.mkdir(parents=True, exist_ok=True)
     # a path that cannot be written must be refused before the first dialogue
     path.touch()

@@ -4,7 +4,7 @@ behind a user or a judge (LocalModel), a model whose next word is read (LocalRea
 
 from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer
 from support.chat_format import ChatFormat
-from support.errors import BadModel, PromptRefused, one_line
+from support.errors import BadInput, BadModel, PromptRefused, naming, one_line
 from support.loading import (
     best_device,
     directory_of,
@@ -35,13 +35,18 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     the model allows; of_chat: more arguments of ChatFormat; prefix: what stands before the path in
     messages. Raises BadModel or BadInput."""
     if kind == "vllm":
-        path = directory_of(path)
-        config, tokenizer = AutoConfig.from_pretrained(path), load_tokenizer(path)
+        with naming(f"{prefix}{path}"):
+            path = directory_of(path)
+            config, tokenizer = AutoConfig.from_pretrained(path), load_tokenizer(path)
     else:
         model, tokenizer = load_to_sample(path, prefix)
         config = model.config
-    context = context or config.get_text_config().max_position_embeddings
-    chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
+    longest = config.get_text_config().max_position_embeddings
+    if context and context > longest:
+        raise BadInput(f"--context {context}: {path} takes {longest} tokens at most")
+    context = context or longest
+    with naming(f"{prefix}{path}"):
+        chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
     if kind == "vllm":
         limits = {"context": context, "dtype": torch.bfloat16, "memory_share": 0.9}
         return VllmEngine(path, chat.stop_id, temperature, **limits), chat, context
@@ -122,7 +127,8 @@ class LocalReader:
         self.model, tokenizer = load_model(path, device, "--reader local:", dtype)
         # what is read is the first word, so it must not be one of a thought
         template_args = {**(template_args or {}), "enable_thinking": False}
-        self.chat = ChatFormat(tokenizer, template_args=template_args, stop_ids=stop_ids(path))
+        with naming(f"--reader local:{path}"):
+            self.chat = ChatFormat(tokenizer, template_args=template_args, stop_ids=stop_ids(path))
         # in fp32: in bf16 logits of 20, and so log-odds, would be rounded to eighths
         self.head = copy.deepcopy(self.model.get_output_embeddings()).float()
         self.context = self.model.config.get_text_config().max_position_embeddings

@@ -7,7 +7,7 @@ weights have arrived (`probe`). `gather` collects what a checkpoint holds.
 
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
-from support.errors import BadModel, one_line
+from support.errors import BadModel, naming, one_line
 from support.loading import best_device, load_model, load_tensors, memory_of, stop_ids
 from support.ranks import (
     all_reduce_sum,
@@ -83,9 +83,10 @@ class Models:
         model, self.tokenizer = load_model(source, dtype=self.dtype if cfg.lora_rank else None)
         # The toy knows its task; a system prompt would take a third of its context.
         system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
-        self.chat = ChatFormat(
-            self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
-        )
+        with naming(f"--model {cfg.model}"):
+            self.chat = ChatFormat(
+                self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
+            )
         self.pad = self.tokenizer.pad_token_id or 0
         # tokens of a dialogue
         self.context = model.config.get_text_config().max_position_embeddings

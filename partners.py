@@ -14,7 +14,7 @@ from support.settings import usual_engine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Callable, NamedTuple
 
 from emotion import BENCHMARK_TURNS, INITIAL_EMOTION
 from people import check_playable, load_profiles, refuse_other_heldout, users_of_run
@@ -53,11 +53,11 @@ def settings_of_policy(run_settings, args, is_toy):
     }
 
 
-def load_policy(name, args):
-    """The LoadedPolicy that `name` stands for: a run, a checkpoint, a model directory, a model of
-    the hub, toy, or openai:MODEL@URL. args: as above. Raises BadInput or BadModel."""
+def load_policy(found, args):
+    """The LoadedPolicy that was `found`. args: the flags of `add_flags_of_talk`. Raises BadInput or
+    BadModel."""
+    name, label, weights, run_settings, home = found
     kind, model_name, url = split_name(name)
-    label, weights, run_settings, home = find_weights(name, args.step)
     is_toy = run_settings.get("model", weights) == "toy"
     if args.think and not run_settings.get("think", True):
         raise BadInput(f"--think: {label} was trained to reply without thinking")
@@ -77,10 +77,20 @@ def load_policy(name, args):
     return LoadedPolicy(label, settings, run_settings, home, make_agent)
 
 
+class Found(NamedTuple):
+    """A policy that is named by flags, before it is loaded."""
+
+    name: str
+    label: str  # what results call it, if the weights are no toy's and no server's
+    weights: str | Path  # a directory, a name on the hub, or "toy"
+    run_settings: dict  # those of LoadedPolicy
+    home: Path | None
+
+
 def find_weights(name, step):
-    """(label, directory or name of the weights or "toy", settings of the run, its directory) of a
-    policy. A run stands for its newest checkpoint, or for that of `step`; step 0 is where it
-    started. Raises BadInput."""
+    """The policy that `name` stands for, as Found: a run, a checkpoint, a model directory, a model
+    of the hub, toy, or openai:MODEL@URL. A run stands for its newest checkpoint, or for that of
+    `step`; step 0 is where it started. Raises BadInput."""
     directory = Path(name)
     run_settings = files.read_json(directory / "config.json")
     if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
@@ -91,15 +101,15 @@ def find_weights(name, step):
         if path.is_dir():
             state_of(path)  # which refuses a part of a copy
             weights = path
-        return str(path), weights, run_settings, directory
+        return Found(name, str(path), weights, run_settings, directory)
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     run_settings = files.read_json(directory / "rlver.json")
     if run_settings:  # a checkpoint, or a copy of one
-        return name, directory, run_settings, directory.parent
+        return Found(name, name, directory, run_settings, directory.parent)
     if (directory / "state.json").is_file():
         raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
-    return name, name, {}, None
+    return Found(name, name, name, {}, None)
 
 
 def checkpoint_of_run(directory, step):
@@ -178,13 +188,13 @@ def who_talks(args, name):
     """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`: by the
     flags and, where they do not say it, by the policy's run. --lang is the language of the users;
     for a policy that is a run it changes their prompts, but not the policy's."""
-    # the policy is loaded last: it may take minutes
-    *_, run_settings, home = find_weights(name, args.step)
+    found = find_weights(name, args.step)  # loaded last: that may take minutes
+    run_settings = found.run_settings
     played_by = {
         key: getattr(args, key) or run_settings.get(key, USUAL_USER[key]) for key in USUAL_USER
     }
     player, lang, reader = (played_by[key] for key in ("simulator", "lang", "reader"))
-    users, held_out = users_to_measure_with(args, run_settings, home, player, lang)
+    users, held_out = users_to_measure_with(args, found, player, lang)
     if args.simulator and not args.reader:  # another user hears by itself
         reader = None
     simulator = make_simulator(
@@ -195,7 +205,7 @@ def who_talks(args, name):
         reader=reader,
         template_args=args.template_args or run_settings.get("template_args"),
     )
-    policy = load_policy(name, args)
+    policy = load_policy(found, args)
     keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
     settings = {
         "policy": policy.label,
@@ -218,7 +228,7 @@ def user_label(name):
     return model or kind
 
 
-def users_to_measure_with(args, run_settings, home, simulator_name, lang):
+def users_to_measure_with(args, found, simulator_name, lang):
     """(users, were they held out by the policy's run?): those of --profiles; with --world chit-chat
     those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
     Raises BadInput for users whom the simulator cannot play."""
@@ -232,12 +242,12 @@ def users_to_measure_with(args, run_settings, home, simulator_name, lang):
         check_playable(simulator_name, users)
         return users, False
     # a run that names no files trained with the toy's other users
-    paths = run_settings.get("profiles")
-    count = run_settings["eval_size"] if paths else 128
+    paths = found.run_settings.get("profiles")
+    count = found.run_settings["eval_size"] if paths else 128
     _, users = users_of_run(paths, count, simulator_name)
     if paths:
-        refuse_other_heldout(home, users)
-    return users, bool(run_settings)
+        refuse_other_heldout(found.home, users)
+    return users, bool(found.run_settings)
 
 
 # -------------------------------------------------------------------------------------------- flags

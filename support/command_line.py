@@ -81,7 +81,7 @@ not_negative = partial(read_checked, float, lambda x: x >= 0, "a number from 0")
 fraction = partial(read_checked, float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 
 
-emotion_value = partial(read_checked, int, lambda x: 0 <= x <= 100, "a number from 0 to 100")
+emotion_value = partial(read_checked, int, lambda x: 0 <= x <= 100, "a whole number from 0 to 100")
 
 
 json_object = partial(read_checked, json.loads, lambda x: isinstance(x, dict), "a JSON object")

@@ -2,6 +2,8 @@
 an exit code, and what to do next.
 """
 
+from contextlib import contextmanager
+
 
 class RunError(Exception):
     """An error that ends a program with a message instead of a traceback. Its subclasses set these
@@ -77,6 +79,15 @@ class SelfCheckFailed(RunError, RuntimeError):
     where to look."""
 
     is_resumable = False
+
+
+@contextmanager
+def naming(model):
+    """A context that puts the name of a model in front of what is wrong with it."""
+    try:
+        yield
+    except BadModel as error:
+        raise BadModel(f"{model}: {error}") from None
 
 
 def one_line(error):

@@ -1,10 +1,10 @@
-"""support/printing.py - what a run and an evaluation print. Wherever a score is shown its scale
+"""support/printing.py - what a run prints, and tables of scores. Wherever a score is shown its scale
 stands beside it (emotion.scale_in_words), and what is scripted says so.
 """
 
 from support.command_line import fold, print_folded
 from support.files import read_json
-from support.model_names import scripted_notice
+from support.model_names import SCRIPTED, scripted_notice
 from support.rundir import scale_of_run
 
 import shlex
@@ -65,7 +65,8 @@ def print_summary(out):
         "success: dialogues that end at 100; failure: below 10; "
         f"{summary['after']['malformed']:.1f} % end with a malformed reply."
     )
-    print_folded(scripted_notice(config["simulator"]))
+    if config["simulator"] in SCRIPTED:
+        print_folded(scripted_notice(config["simulator"]))
     for part, seconds in summary["seconds"].items():
         print(f"{part:10} {seconds:7.0f} s")
     for warning in summary["warnings"]:

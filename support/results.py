@@ -1,5 +1,5 @@
 """support/results.py - what runs and evaluations leave, read back: result files, ours and SAGE's,
-with the settings that they were made with; and logs of dialogues. (evaluate.py scores and compares
+with the settings that they were made with; and logs of dialogues. (scoring.py scores and compares
 them.)
 """
 

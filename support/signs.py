@@ -14,7 +14,7 @@ from collections import Counter
 REWARD_TALK = re.compile(
     r"""
     \b(
-        reward
+        rewards?\b
         | emotion[ ](?:score|value|level|point)s?
         | Emotion-[SABCF]\b           # the levels of emotion in the simulator's prompts
         | change["']?\s*:\s*[+-]?\d   # the key that decides the emotion in its answers

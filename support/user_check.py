@@ -40,6 +40,7 @@ async def check_form(simulator):
     check, and with a reader, which is not asked here. Raises BadInput if the question is
     refused, BadModel if no answer can be read, and TooManyLost if there is none."""
     model, problems = simulator.model, []
+    # A model may be any async function: what it does not say of itself is what most are.
     if getattr(model, "is_scripted", False):
         return None
     for form in getattr(model, "formats", ["the prompt"]):
@@ -72,29 +73,25 @@ async def check(simulator):
 
     Returns what was found out, {attribute of the model: value} and the reader's "scale", for
     `Simulator.learn` on other ranks. Raises as `check_form`, and SimulatorRefused."""
-    at_kind, doubt = await check_form(simulator), ""
+    at_kind = await check_form(simulator)
     if at_kind is None and not simulator.reader:
         return {}
     kind_reply, cruel_reply = CHECK_REPLIES[simulator.lang]
+
+    async def change_at(reply):
+        _, change = await simulator.unlogged().example().feel(reply)
+        return change
+
     try:
-        if simulator.reader:
+        if simulator.reader:  # which was not asked by `check_form`
             await simulator.check_reader()
-            _, at_kind = await simulator.unlogged().example().feel(kind_reply)
-        _, at_cruel = await simulator.unlogged().example().feel(cruel_reply)
-        _, again = await simulator.unlogged().example().feel(kind_reply)
+            at_kind = await change_at(kind_reply)
+        at_cruel, again = await change_at(cruel_reply), await change_at(kind_reply)
+        doubt = doubt_about(simulator, at_kind, at_cruel, again)
     except UnreadableAnswers as error:
         doubt = str(error)
     except SimulatorFailed as error:
         raise TooManyLost(str(error)) from None
-    else:
-        if at_cruel >= at_kind:
-            doubt = f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
-        elif again != at_kind and (
-            simulator.reader or getattr(simulator.model, "temperature", None) == 0
-        ):
-            doubt = (
-                f"one reply moves its person by {at_kind:+d} and by {again:+d}, at temperature 0"
-            )
     if doubt:
         name = (simulator.reader or simulator).name
         print(fold(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness"))
@@ -102,3 +99,13 @@ async def check(simulator):
     if simulator.reader:
         found["scale"] = simulator.reader.scale
     return found
+
+
+def doubt_about(simulator, at_kind, at_cruel, again):
+    """What is odd about these changes of emotion, in words; "" if nothing is."""
+    if at_cruel >= at_kind:
+        return f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
+    is_fixed = simulator.reader or getattr(simulator.model, "temperature", None) == 0
+    if is_fixed and again != at_kind:
+        return f"one reply moves its person by {at_kind:+d} and by {again:+d}, at temperature 0"
+    return ""

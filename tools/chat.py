@@ -16,7 +16,7 @@ import secrets
 from textwrap import indent
 
 from emotion import FAILURE_BELOW, hidden_need, scale_in_words
-from partners import add_flags_of_talk, load_policy, who_talks
+from partners import add_flags_of_talk, find_weights, load_policy, who_talks
 from rollout import SEEDS, converse, read_reply
 from simulator import User, analysis_in
 
@@ -54,7 +54,7 @@ def run(args):
 
 def chat(args):
     """A terminal chat with the policy: you are the one who has troubles."""
-    policy = load_policy(args.policy, args)
+    policy = load_policy(find_weights(args.policy, args.step), args)
     agent = Friend(policy.make_agent(secrets.randbits(32)), "it> ")  # every chat is another one
     print(f"You talk to {policy.label}. An empty line ends.")
     with asyncio.Runner() as runner:

@@ -105,7 +105,9 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
 
 def policy_of(path):
     """The policy in a directory, as evaluate.py loads it without flags."""
-    return partners.load_policy(str(path), evaluate.make_parser().parse_args([]))
+    return partners.load_policy(
+        partners.find_weights(str(path), None), evaluate.make_parser().parse_args([])
+    )
 
 
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):
@@ -159,6 +161,7 @@ def test_a_bad_model_directory_is_one_line_for_the_user(harm, told, tiny_dir, tm
         load_local(path, 0.0)
     line = str(error.value)
     assert told in line and "\n" not in line
+    assert line.startswith(f"--simulator local:{path}: ")  # of the three that a run may have
 
 
 @pytest.mark.parametrize(

@@ -198,5 +198,9 @@ def test_signs_by_hand():
 def test_talk_about_the_reward():
     talk = ["Change: +10", "Please rate me.", "Now it is 100/100.", "给我打分吧", "情绪值加十"]
     assert all(map(REWARD_TALK.search, talk))
-    others = ["I see what your emotions do to you.", "Things change: you will see."]
+    others = [
+        "I see what your emotions do to you.",
+        "Things change: you will see.",
+        "A rewarding hobby.",
+    ]
     assert not any(map(REWARD_TALK.search, others))

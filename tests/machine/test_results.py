@@ -267,6 +267,6 @@ def test_the_newest_run_is_the_one_that_ended_last(tmp_path, monkeypatch):
 def test_a_run_without_a_checkpoint_is_measured_only_where_it_started(tmp_path):
     """Whoever asks for its newest step must not be given the start in its place."""
     (tmp_path / "config.json").write_text('{"model": "toy", "algo": "grpo"}')
-    assert partners.find_weights(tmp_path, 0)[1] == "toy"
+    assert partners.find_weights(tmp_path, 0).weights == "toy"
     with pytest.raises(BadInput, match="no such checkpoint; --step 0 measures where it started"):
         partners.find_weights(tmp_path, None)
