@@ -20,6 +20,7 @@ from support import files
 from support.command_line import Parser
 from support.errors import MAX_LOST, BadInput, TooManyLost
 from support.results import differences, read_results
+from support.rundir import settings_of_run
 
 import argparse
 import asyncio
@@ -134,7 +135,7 @@ def finished_users(path, settings):
     if found:
         raise BadInput(f"{path}: holds other results ({found}); move it, or use another --out")
     files.cut_unfinished_line(path)
-    return {row["id"] for row in read_results(path)} if path.stat().st_size else set()
+    return {row["id"] for row in read_results(path)} if files.size_of(path) else set()
 
 
 def default_path(policy):
@@ -180,7 +181,7 @@ def run_before_after(args):
         if getattr(args, flag) is not None:
             raise BadInput(f"--{flag} has no effect with --before-after; leave it out")
     name = args.policy or newest_run()
-    if "algo" not in files.read_json(Path(name) / "config.json"):
+    if not settings_of_run(Path(name)):
         raise BadInput(f"--before-after: {name} is no run, and has no start to compare with")
     paths = [Path(name) / file for file in ("before.jsonl", "after.jsonl")]
     files.refuse_overwriting({"--json": args.json}, paths)

@@ -127,18 +127,18 @@ class LocalReader:
         self.model, tokenizer = load_model(path, device, "--reader local:", dtype)
         # what is read is the first word, so it must not be one of a thought
         template_args = {**(template_args or {}), "enable_thinking": False}
-        with naming(f"--reader local:{path}"):
-            self.chat = ChatFormat(tokenizer, template_args=template_args, stop_ids=stop_ids(path))
         # in fp32: in bf16 logits of 20, and so log-odds, would be rounded to eighths
         self.head = copy.deepcopy(self.model.get_output_embeddings()).float()
         self.context = self.model.config.get_text_config().max_position_embeddings
-        tokens = {ids[0] for ids in map(self.chat.text, words) if len(ids) == 1}
-        if len(tokens) < len(words):
-            raise BadModel(f"--reader local:{path}: {' and '.join(words)} must be a token each")
-        try:  # some architectures do not take this mask
-            self.forward(["Is it?", "Is it not?"], 1)
-        except Exception as error:  # of whatever transformers makes of it
-            raise BadModel(f"--reader local:{path}: {one_line(error)}") from None
+        with naming(f"--reader local:{path}"):
+            self.chat = ChatFormat(tokenizer, template_args=template_args, stop_ids=stop_ids(path))
+            tokens = {ids[0] for ids in map(self.chat.text, words) if len(ids) == 1}
+            if len(tokens) < len(words):
+                raise BadModel(f"{' and '.join(words)} must be a token each")
+            try:  # some architectures do not take this mask
+                self.forward(["Is it?", "Is it not?"], 1)
+            except Exception as error:  # of whatever transformers makes of it
+                raise BadModel(one_line(error)) from None
 
     async def likeliest(self, prompts, count):
         """The `count` likeliest tokens behind each of `prompts`, which begin alike: a list of

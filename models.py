@@ -121,7 +121,7 @@ class Models:
                 f"--model {cfg.model}: cannot be trained: {type(error).__name__} {one_line(error)}"
             ) from None
 
-    # ------------------------------------------------------------------ the steps of the above
+    # ---------------------------------------------------------------------- the steps of __init__
 
     def make_engine(self, model, source, clock):
         """Step 2: the engine that --engine names."""

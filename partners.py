@@ -7,7 +7,7 @@ from support.answers import PROMPTS, load_prompt
 from support.command_line import emotion_value, json_object, natural, not_negative, positive
 from support.errors import BadInput
 from support.model_names import from_anywhere, split_name
-from support.rundir import checkpoints, state_of
+from support.rundir import checkpoints, settings_of_run, state_of
 from support.servers import ServerModel
 from support.settings import usual_engine
 
@@ -28,14 +28,60 @@ from toy import world
 # --------------------------------------------------------------------------------------- the policy
 
 
+class Found(NamedTuple):
+    """A policy that is named by flags, before it is loaded."""
+
+    name: str
+    label: str  # what results call it, if the weights are no toy's and no server's
+    weights: str | Path  # a directory, a name on the hub, or "toy"
+    run_settings: dict  # of the run that made it; {} if it is no run of this project
+    home: Path | None  # the directory of that run
+
+
+def find_weights(name, step):
+    """The policy that `name` stands for, as Found: a run, a checkpoint, a model directory, a model
+    of the hub, toy, or openai:MODEL@URL. A run stands for its newest checkpoint, or for that of
+    `step`; step 0 is where it started. Raises BadInput."""
+    directory = Path(name)
+    run_settings = settings_of_run(directory)
+    if run_settings:
+        path = checkpoint_of_run(directory, step)
+        # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
+        # that the run started from.
+        weights = run_settings["model"]
+        if path.is_dir():
+            state_of(path)  # which refuses a part of a copy
+            weights = path
+        return Found(name, str(path), weights, run_settings, directory)
+    if step is not None:
+        raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
+    run_settings = files.read_json(directory / "rlver.json")
+    if run_settings:  # a checkpoint, or a copy of one
+        return Found(name, name, directory, run_settings, directory.parent)
+    if (directory / "state.json").is_file():
+        raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
+    return Found(name, name, name, {}, None)
+
+
+def checkpoint_of_run(directory, step):
+    """The checkpoint of a run: that of `step`, None for the newest. Raises BadInput if it is not
+    there, but for step 0, which need not be."""
+    existing = checkpoints(directory)
+    path = directory / f"checkpoint-{step or 0:06d}"
+    if step is None and existing:
+        path = existing[-1]
+    if step != 0 and path not in existing:
+        raise BadInput(f"policy {path}: no such checkpoint; --step 0 measures where it started")
+    return path
+
+
 @dataclass
 class LoadedPolicy:
     """A policy that is ready to talk."""
 
     label: str  # what results call it
     settings: dict  # how it replies: thinking or not, temperature, tokens ...
-    run_settings: dict  # of the run that made it; {} if it is no run of this project
-    home: Path | None  # the directory of that run
+    home: Path | None  # as Found's
     make_agent: Callable  # seed -> Agent
 
 
@@ -74,54 +120,7 @@ def load_policy(found, args):
         make_agent = partial(ServerAgent, server, settings)
     else:
         make_agent, settings["context"] = agents_in_process(weights, settings, is_toy)
-    return LoadedPolicy(label, settings, run_settings, home, make_agent)
-
-
-class Found(NamedTuple):
-    """A policy that is named by flags, before it is loaded."""
-
-    name: str
-    label: str  # what results call it, if the weights are no toy's and no server's
-    weights: str | Path  # a directory, a name on the hub, or "toy"
-    run_settings: dict  # those of LoadedPolicy
-    home: Path | None
-
-
-def find_weights(name, step):
-    """The policy that `name` stands for, as Found: a run, a checkpoint, a model directory, a model
-    of the hub, toy, or openai:MODEL@URL. A run stands for its newest checkpoint, or for that of
-    `step`; step 0 is where it started. Raises BadInput."""
-    directory = Path(name)
-    run_settings = files.read_json(directory / "config.json")
-    if "algo" in run_settings:  # else it is no run: a model's config.json does not have this key
-        path = checkpoint_of_run(directory, step)
-        # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
-        # that the run started from.
-        weights = run_settings["model"]
-        if path.is_dir():
-            state_of(path)  # which refuses a part of a copy
-            weights = path
-        return Found(name, str(path), weights, run_settings, directory)
-    if step is not None:
-        raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
-    run_settings = files.read_json(directory / "rlver.json")
-    if run_settings:  # a checkpoint, or a copy of one
-        return Found(name, name, directory, run_settings, directory.parent)
-    if (directory / "state.json").is_file():
-        raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
-    return Found(name, name, name, {}, None)
-
-
-def checkpoint_of_run(directory, step):
-    """The checkpoint of a run: that of `step`, None for the newest. Raises BadInput if it is not
-    there, but for step 0, which need not be."""
-    existing = checkpoints(directory)
-    path = directory / f"checkpoint-{step or 0:06d}"
-    if step is None and existing:
-        path = existing[-1]
-    if step != 0 and path not in existing:
-        raise BadInput(f"policy {path}: no such checkpoint; --step 0 measures where it started")
-    return path
+    return LoadedPolicy(label, settings, home, make_agent)
 
 
 def agents_in_process(weights, settings, is_toy):
@@ -188,7 +187,7 @@ def who_talks(args, name):
     """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`: by the
     flags and, where they do not say it, by the policy's run. --lang is the language of the users;
     for a policy that is a run it changes their prompts, but not the policy's."""
-    found = find_weights(name, args.step)  # loaded last: that may take minutes
+    found = find_weights(name, args.step)
     run_settings = found.run_settings
     played_by = {
         key: getattr(args, key) or run_settings.get(key, USUAL_USER[key]) for key in USUAL_USER
@@ -205,7 +204,7 @@ def who_talks(args, name):
         reader=reader,
         template_args=args.template_args or run_settings.get("template_args"),
     )
-    policy = load_policy(found, args)
+    policy = load_policy(found, args)  # last, because it may take minutes
     keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
     settings = {
         "policy": policy.label,

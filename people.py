@@ -1,8 +1,8 @@
 """people.py - who the users are: profiles, who is trained on and who is held out (SAGE 2.1; RLVER
 2.1); and replies to some of them, of which it is known how good they are.
 
-From top to bottom: a person; files of people, and the toy's; the people of a step; whom a
-simulator can play.
+From top to bottom: a person; files of people, and the toy's; the people of a step; known
+replies; whom a simulator can play.
 """
 
 from support.answers import PROMPTS

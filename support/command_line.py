@@ -67,21 +67,9 @@ def read_checked(read, test, what, text):
 
 # types for argparse, each a function of the text
 natural = partial(read_checked, int, lambda x: x >= 0, "a whole number from 0")
-
-
 positive = partial(read_checked, int, lambda x: x >= 1, "a whole number from 1")
-
-
 above_zero = partial(read_checked, float, lambda x: x > 0, "a number above 0")
-
-
 not_negative = partial(read_checked, float, lambda x: x >= 0, "a number from 0")
-
-
 fraction = partial(read_checked, float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
-
-
 emotion_value = partial(read_checked, int, lambda x: 0 <= x <= 100, "a whole number from 0 to 100")
-
-
 json_object = partial(read_checked, json.loads, lambda x: isinstance(x, dict), "a JSON object")

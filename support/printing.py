@@ -4,7 +4,7 @@ stands beside it (emotion.scale_in_words), and what is scripted says so.
 
 from support.command_line import fold, print_folded
 from support.files import read_json
-from support.model_names import SCRIPTED, scripted_notice
+from support.model_names import scripted_notice
 from support.rundir import scale_of_run
 
 import shlex
@@ -65,8 +65,9 @@ def print_summary(out):
         "success: dialogues that end at 100; failure: below 10; "
         f"{summary['after']['malformed']:.1f} % end with a malformed reply."
     )
-    if config["simulator"] in SCRIPTED:
-        print_folded(scripted_notice(config["simulator"]))
+    notice = scripted_notice(config["simulator"])
+    if notice:
+        print_folded(notice)
     for part, seconds in summary["seconds"].items():
         print(f"{part:10} {seconds:7.0f} s")
     for warning in summary["warnings"]:

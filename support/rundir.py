@@ -278,7 +278,7 @@ def state_of(checkpoint):
     return state
 
 
-# -------------------------------------------------------------------------- what else is read of a run
+# ----------------------------------------------------------------------- what else is read of a run
 
 
 def metrics_of(out):
@@ -286,6 +286,13 @@ def metrics_of(out):
     path = out / "metrics.jsonl"
     lines = read_jsonl(path) if path.exists() else []
     return [row for _, row, _ in lines if row]
+
+
+def settings_of_run(out):
+    """The settings of the run in a directory, as its config.json has them; {} if it is no run: a
+    model's config.json has no "algo"."""
+    settings = read_json(out / "config.json")
+    return settings if "algo" in settings else {}
 
 
 def scale_of_run(settings):

@@ -174,9 +174,9 @@ def users_are_unreadable(rows):
 
 # Of an evaluation before training in which most dialogues earn 0: there is nothing to learn from.
 MALFORMED = (
-    "{:.0f} % of the dialogues before training ended malformed, at a reward of 0: the model does not "
-    "write <think>...</think> and a reply within --max-tokens, and it will hardly learn to. Give it more "
-    "tokens, or train without --think"
+    "{:.0f} % of the dialogues before training ended malformed, at a reward of 0: the model does "
+    "not write <think>...</think> and a reply within --max-tokens, and it will hardly learn to. Give "
+    "it more tokens, or train without --think"
 )
 FLAT = "for three steps no group had two different rewards, so nothing was learned: "
 # Faults of the training itself, which no curve of the reward would show. They are looked for once a
