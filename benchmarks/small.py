@@ -1,5 +1,6 @@
-"""small.py - what ten fixed policies earn from a language model that hears replies (reader.py).
-tables.py calls it, and docs/small.md shows its table.
+"""small.py - a language model that hears replies (reader.py): what ten fixed policies earn from it,
+and what a small language model learned that was trained on it. tables.py calls it, and docs/small.md
+shows its tables.
 """
 
 import sys
@@ -7,17 +8,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import support  # noqa: F401 - before all that may import torch
+from support.answers import load_prompt
+from support.chat_format import ChatFormat
+from support.files import read_json
+from support.loading import load_model
+from support.results import recorded_dialogues
+from support.signs import signs, words_of
 
 import asyncio
 import os
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 import people
 import simulator
-from rollout import Reply, rollout
+from policy import Policy, pack
+from rollout import Episode, Reply, Segment, rollout
+from tools.replay import final_score, replay_all
 
 # The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
 READER = os.environ.setdefault("READER", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
@@ -95,3 +104,90 @@ class FixedAgent:
         """As rollout.Agent.reply."""
         text = next(self.replies) or line
         return Reply(text, text, "", False)
+
+
+# ----------------------------------------------------------------- what a small model has learned
+
+SHOWN = 7  # held-out people whose dialogues are kept: about twenty replies
+LISTENERS = 16  # dialogues that are compared by `listens`
+# The reader's questions in other words, written before any run was seen.
+OTHER_WORDS = {
+    "new": "Does this reply add something that has not been said before?",
+    "need": "The person wants, without saying so: {{task}}\nIs that what this reply offers them?",
+    "helps": "Will the person feel better after this reply?",
+    "copied": "Does the reply merely repeat what stands above?",
+}
+ONE_WORD = " Answer with one word, yes or no."
+
+
+def before_and_after(place):
+    """Of the run in the directory `place`: {column of the table: [before, after]}, and the dialogues
+    of the first SHOWN held-out people, before and after."""
+    config, summary = read_json(place / "config.json"), read_json(place / "summary.json")
+    rows = recorded_dialogues(place / "dialogues.jsonl")
+    columns, shown = {}, []
+    for evaluation in summary["evaluations"][:1] + summary["evaluations"][-1:]:
+        end = [
+            row for row in rows if row["split"] == "heldout" and row["step"] == evaluation["step"]
+        ]
+        own, copied = listens(config, end)
+        for column, value in {
+            "final emotion": evaluation["score"],
+            "asked in other words": asyncio.run(score_in_other_words(end)),
+            "its own dialogue is the likeliest": own,
+            "words that were heard": copied,
+            "distinct word pairs": signs([replies_of(row) for row in end])["distinct_2"],
+            "perplexity under the start": evaluation["ref_perplexity"],
+        }.items():
+            columns.setdefault(column, []).append(float(value))
+        shown.append([lines_of(row) for row in end[:SHOWN]])
+    return {"before_and_after": columns, "dialogues": shown}
+
+
+def replies_of(dialogue):
+    """The policy's replies of a recorded dialogue."""
+    return [turn["reply"] for turn in dialogue["turns"]]
+
+
+def lines_of(dialogue):
+    """A recorded dialogue as people read it: the user's first line, then reply, emotion, line."""
+    lines = [dialogue["first_line"]]
+    for turn in dialogue["turns"]:
+        lines += [turn["reply"], turn["emotion"], turn["user"]]
+    return lines
+
+
+async def score_in_other_words(dialogues):
+    """The mean final emotion of recorded dialogues if the same model is asked OTHER_WORDS."""
+    model = simulator.make_simulator("toy", reader=f"local:{READER}")
+    for name, question in OTHER_WORDS.items():
+        model.reader.texts[name][0] = question + ONE_WORD
+    users = {profile.id: profile for profile in people.toy_profiles("heldout")}
+    heard = await replay_all(dialogues, model, users)
+    return np.mean([final_score(row, felt) for row, felt in zip(dialogues, heard)])
+
+
+@torch.no_grad()
+def listens(config, dialogues):
+    """Of the second replies of LISTENERS recorded dialogues: the share that the starting model finds
+    likelier behind its own dialogue than behind every other, 1 / LISTENERS of a policy that says one
+    thing to everybody; and the share of their words that the user had said, because an echo raises
+    the first. config: of the run."""
+    model, tokenizer = load_model(config["model"])
+    chat = ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"]))
+    dialogues = [row for row in dialogues if len(row["turns"]) > 1][:LISTENERS]
+    replies = [chat.past_reply(row["turns"][1]["reply"]) for row in dialogues]
+    scores, copied = [], []  # [context][reply]: log pi of the reply behind the context; [word]
+    for row in dialogues:
+        first, second = row["turns"][:2]
+        # one row: the context is the trunk, and each reply a branch behind it
+        context = chat.first_prompt(row["first_line"]) + chat.past_reply(first["reply"])
+        trunk = Segment(context + chat.next_prompt(first["user"]))
+        branches = [Segment(ids, k, [0.0] * len(ids)) for k, ids in enumerate(replies, 1)]
+        batch = pack([Episode("", 0, "", segments=[trunk, *branches])])
+        log_probs, _ = Policy(model)(batch)
+        scores.append([log_probs[batch.branch == s.branch].sum().item() for s in branches])
+        heard = words_of(row["first_line"] + " " + first["user"])
+        copied += [word in heard for word in words_of(second["reply"])]
+    likeliest = np.argmax(scores, axis=0)  # for each reply a context
+    return np.mean(likeliest == np.arange(len(replies))), np.mean(copied)

@@ -8,8 +8,8 @@ process.
 packed/rows     one update of the policy (forward, loss, backward) from the same dialogues: one
                 packed row a dialogue, against one row a turn, rows sorted by length, padded per
                 micro-batch, with the same budget of tokens.
-engine/generate sampled tokens a second on the same prompts, turn after turn: the torch engine,
-                against `generate` of transformers.
+engine/generate sampled tokens a second in a rollout: the torch engine, against `generate` of
+                transformers behind the same seam, without the log-probs that training needs.
 server          32 dialogues of 8 turns over the slow server: all at once, against one call after
                 another, and against the critical path (8 turns x 2 calls x 0.2 s, and the sampling
                 measured alone).
@@ -30,8 +30,8 @@ from support.chat_format import ChatFormat
 from support.loading import load_model
 from support.settings import resolve_settings
 
-import numpy as np
 import torch
+from transformers import DynamicCache
 
 from engine import TorchEngine
 from people import toy_profiles
@@ -76,64 +76,59 @@ def update(policy, episodes):
     return time.perf_counter() - start
 
 
-def prompts_of(episodes):
-    """turn -> [(dialogue, prompt)]: the prompts that the policy answered, over all dialogues."""
-    turns = {}
-    for number, episode in enumerate(episodes):
-        for turn, row in enumerate(rows_per_turn(episode)):
-            turns.setdefault(turn, []).append((number, row.segments[0].ids))
-    return turns
+class GenerateEngine(TorchEngine):
+    """`generate` of transformers behind the same seam: one call for the turn of all dialogues."""
 
+    def __init__(self, model, stop_id, pad):
+        super().__init__(model, stop_id)
+        self.model, self.stop_id, self.pad = model, stop_id, pad
 
-def with_engine(model, chat, turns, max_tokens):
-    """Tokens a second of the torch engine. turns: see `prompts_of`."""
-    engine = TorchEngine(model, chat.stop_id)
+    async def work(self):
+        while self.waiting:
+            requests, self.waiting = self.waiting, []
+            for request, ids in zip(requests, self.replies(requests)):
+                request.result.set_result((ids, [0.0] * len(ids)))
+            await asyncio.sleep(0)  # the toy's users answer at once: all wait
 
-    async def answer_all(prompts):
-        calls = []
-        for number, prompt in prompts:
-            rng = np.random.default_rng(number)
-            calls.append(engine.generate(prompt, max_tokens, rng, key=number))
-        return await asyncio.gather(*calls)
-
-    tokens = 0
-    start = time.perf_counter()
-    for prompts in turns.values():
-        replies = asyncio.run(answer_all(prompts))
-        tokens += sum(len(ids) for ids, _ in replies)
-    return tokens / (time.perf_counter() - start)
-
-
-def with_generate(model, chat, turns, max_tokens, pad):
-    """Tokens a second of `generate` of transformers, log-probs included."""
-    tokens = 0
-    start = time.perf_counter()
-    for numbered_prompts in turns.values():
-        prompts = [prompt for _, prompt in numbered_prompts]
-        width = max(map(len, prompts))  # padded on the left, as generate wants it
-        ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        out = model.generate(
-            ids,
+    @torch.inference_mode()
+    def replies(self, requests):
+        """One reply to each request, ids. A row of the cache is "pad prompt reply pad, pad prompt
+        ...", the padding masked; rows of dialogues that are over are dropped."""
+        new = [request.prompt for request in requests]
+        past = torch.zeros(2, len(new), 0, dtype=torch.long)  # ids and mask, [2, R, W]
+        in_slots = [self.ids_in_slot.get(request.key, (0, [None])) for request in requests]
+        rows = [row for row, _ in in_slots]  # of the cache
+        prefixes = [ids for _, ids in in_slots]  # what these rows hold
+        if all(prompt[: len(ids)] == ids for ids, prompt in zip(prefixes, new)):
+            self.cache.batch_select_indices(torch.tensor(rows))
+            past = self.past[:, rows]
+            new = [prompt[len(ids) :] for ids, prompt in zip(prefixes, new)]
+        else:
+            self.cache = DynamicCache(config=self.model.config)
+        width = max(map(len, new))
+        new_ids = [[self.pad] * (width - len(prompt)) + prompt for prompt in new]
+        new_mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in new]
+        ids, mask = torch.cat([past, torch.tensor([new_ids, new_mask])], 2)
+        out = self.model.generate(
+            input_ids=ids,
             attention_mask=mask,
+            past_key_values=self.cache,
             do_sample=True,
             temperature=1.0,
             top_k=0,
             top_p=1.0,
-            max_new_tokens=max_tokens,
-            eos_token_id=chat.stop_id,
-            pad_token_id=pad,
-            return_dict_in_generate=True,
-            output_logits=True,
+            eos_token_id=self.stop_id,
+            pad_token_id=self.pad,
+            max_new_tokens=min(r.max_tokens for r in requests),
         )
-        sampled = out.sequences[:, width:]
-        # generate owes us the log-probs as well
-        logits = torch.stack(out.logits, 1).float().log_softmax(-1)
-        logits.gather(-1, sampled[..., None])
-        is_stop = (sampled == chat.stop_id).int()
-        stops_before = is_stop.cumsum(1) - is_stop
-        tokens += int((stops_before == 0).sum())
-    return tokens / (time.perf_counter() - start)
+        sampled = out[:, ids.shape[1] :]
+        stops = (sampled == self.stop_id).long()
+        in_reply = (stops.cumsum(1) - stops == 0).long()  # up to the first stop token
+        self.past = torch.stack([out, torch.cat([mask, in_reply], 1)])
+        lengths = in_reply.sum(1).tolist()
+        replies = [row[:length] for row, length in zip(sampled.tolist(), lengths)]
+        self.ids_in_slot = {r.key: (i, r.prompt + replies[i]) for i, r in enumerate(requests)}
+        return replies
 
 
 def hold_dialogues(simulator, engine, chat, think, count, turns):
@@ -165,13 +160,15 @@ def bench(think, dialogues=64, repeats=5):
     update(policy, rows)
     # in turn, so that drift hits both
     pairs = [(update(policy, episodes), update(policy, rows)) for _ in range(repeats)]
-    turns = prompts_of(episodes)
-    max_tokens, pad = DEFAULTS.max_tokens, tokenizer.pad_token_id
-    speeds = []
-    for _ in range(3):
-        engine_speed = with_engine(model, chat, turns, max_tokens)
-        generate_speed = with_generate(model, chat, turns, max_tokens, pad)
-        speeds.append((engine_speed, generate_speed))
+    engines = engine, GenerateEngine(model, chat.stop_id, tokenizer.pad_token_id)
+
+    def tokens_per_s(engine):
+        began = time.perf_counter()
+        episodes = hold_dialogues(make_simulator("toy"), engine, chat, think, dialogues, 8)
+        sampled = (s for e in episodes for s in e.segments if s.log_probs)
+        return sum(len(s.ids) for s in sampled) / (time.perf_counter() - began)
+
+    speeds = [[tokens_per_s(engine) for engine in engines] for _ in range(3)]
     median = statistics.median
     return {
         "packed_seconds": median(a for a, _ in pairs),

@@ -73,12 +73,14 @@ LOST = 20  # a need is lost if the mean final emotion of its held-out users is l
 
 @dataclass
 class Job:
-    """A run of rlver.py with `flags`, to be measured. One with several threads is made alone."""
+    """A run of rlver.py, or of a recipe, with `flags`, to be measured. One with several threads is
+    made alone."""
 
     part: str  # what --only chooses
     name: str  # of its line, and of its directory
     flags: str
     threads: int = 1
+    program: tuple = (sys.executable, "rlver.py")
 
 
 def jobs():
@@ -87,6 +89,7 @@ def jobs():
     yield from rewards()
     yield from users()
     yield from readers()
+    yield from small_models()
 
 
 def variants():
@@ -123,6 +126,14 @@ def readers():
     yield Job("reader", "reader-constants", "", threads=2)
     for name, flags in (("reads", "--reader"), ("writes", "--simulator")):
         yield Job("reader", f"reader-{name}", f"{flags} local:$READER", threads=2)
+
+
+def small_models():
+    """A small language model that is trained on a reader. Nothing was chosen with these seeds."""
+    program = ("bash", "recipes/smollm2.sh")
+    for seed in range(3):
+        yield Job("small", f"small-grpo-{seed}", f"--seed {seed}", 2, program)
+    yield Job("small", "small-ppo-0", "ppo --seed 0", 2, program)
 
 
 # -------------------------------------------------------------------------------------- the results
@@ -171,6 +182,8 @@ def line_of_run(job, place):
         line["needs"] = scores_of_needs(place)
     if job.part == "hackable":
         line["metrics"]["strict"] = strict_emotions(place)
+    if job.part == "small":
+        line |= small.before_and_after(place)
     return rounded(line)
 
 
@@ -238,12 +251,11 @@ def train(job):
     place = RUNS / job.name
     if (place / "summary.json").is_file():
         return place
+    command = [*job.program, *job.flags.split(), "--out", str(place)]
     if (place / "config.json").is_file():
-        flags = ["--resume", str(place)]
-    else:
-        flags = [*job.flags.split(), "--out", str(place)]
+        command = [sys.executable, "rlver.py", "--resume", str(place)]
     done = subprocess.run(
-        [sys.executable, "rlver.py", *flags],
+        command,
         cwd=ROOT,
         text=True,
         capture_output=True,
@@ -444,6 +456,23 @@ def table_constants(measured):
     return markdown(["says", "ends at"], [[name, f"{score:.1f}"] for name, score in rows])
 
 
+def table_small(measured):
+    """The small model's runs, before and after the training, and the mean gains of GRPO's seeds."""
+    lines = [line for line in measured.values() if line["part"] == "small"]
+    if not lines:
+        return ""
+    rows = []
+    for line in lines:
+        pairs = line["before_and_after"].values()
+        cells = [f"{before:.3g} to {after:.3g}" for before, after in pairs]
+        rows.append([line["name"].removeprefix("small-"), *cells, f"{line['seconds'] / 60:.0f}"])
+    columns = list(lines[0]["before_and_after"])
+    grpo = [line["before_and_after"] for line in seeds_of(measured, "small-grpo")]
+    gains = [interval([pairs[name][1] - pairs[name][0] for pairs in grpo]) for name in columns[:2]]
+    mean = ["grpo, gain", *gains, *[""] * (len(columns) - 1)]
+    return markdown(["", *columns, "minutes"], [*rows, mean])
+
+
 # By the names in the documents' comments.
 TABLES = {
     "challenging": table_challenging,
@@ -451,6 +480,7 @@ TABLES = {
     "signs": table_signs,
     "replies": table_replies,
     "constants": table_constants,
+    "small": table_small,
     "variants": table_variants,
     "rewards": table_rewards,
 }

@@ -12,7 +12,6 @@ which samples a fifth faster than reading the dialogues again.
 """
 
 import argparse
-import asyncio
 import itertools
 import json
 import statistics
@@ -30,10 +29,9 @@ from support.rundir import RunDir
 from support.settings import resolve_settings
 
 import numpy as np
-import torch
-from transformers import DynamicCache, TrainerCallback
+from transformers import TrainerCallback
 
-from engine import TorchEngine
+from benchmarks.speed import GenerateEngine
 from models import Models
 from people import profiles_of_step, users_of_run
 from rlver import train
@@ -47,61 +45,6 @@ MISSING = (
     ".venv-trl/bin/pip install -r requirements.txt -r requirements-trl.txt"
 )
 SIDES = {"TRL": {}, "here": {}, "here, --reward delta": {"reward": "delta"}}
-
-
-class GenerateEngine(TorchEngine):
-    """`generate` of transformers behind the same seam: one call for the turn of all dialogues."""
-
-    def __init__(self, model, stop_id, pad):
-        super().__init__(model, stop_id)
-        self.model, self.stop_id, self.pad = model, stop_id, pad
-
-    async def work(self):
-        while self.waiting:
-            requests, self.waiting = self.waiting, []
-            for request, ids in zip(requests, self.replies(requests)):
-                request.result.set_result((ids, [0.0] * len(ids)))
-            await asyncio.sleep(0)  # the toy's users answer at once: all wait
-
-    @torch.inference_mode()
-    def replies(self, requests):
-        """One reply to each request, ids. A row of the cache is "pad prompt reply pad, pad prompt
-        ...", the padding masked; rows of dialogues that are over are dropped."""
-        new = [request.prompt for request in requests]
-        past = torch.zeros(2, len(new), 0, dtype=torch.long)  # ids and mask, [2, R, W]
-        in_slots = [self.ids_in_slot.get(request.key, (0, [None])) for request in requests]
-        rows = [row for row, _ in in_slots]  # of the cache
-        prefixes = [ids for _, ids in in_slots]  # what these rows hold
-        if all(prompt[: len(ids)] == ids for ids, prompt in zip(prefixes, new)):
-            self.cache.batch_select_indices(torch.tensor(rows))
-            past = self.past[:, rows]
-            new = [prompt[len(ids) :] for ids, prompt in zip(prefixes, new)]
-        else:
-            self.cache = DynamicCache(config=self.model.config)
-        width = max(map(len, new))
-        new_ids = [[self.pad] * (width - len(prompt)) + prompt for prompt in new]
-        new_mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in new]
-        ids, mask = torch.cat([past, torch.tensor([new_ids, new_mask])], 2)
-        out = self.model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            past_key_values=self.cache,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            eos_token_id=self.stop_id,
-            pad_token_id=self.pad,
-            max_new_tokens=min(r.max_tokens for r in requests),
-        )
-        sampled = out[:, ids.shape[1] :]
-        stops = (sampled == self.stop_id).long()
-        in_reply = (stops.cumsum(1) - stops == 0).long()  # up to the first stop token
-        self.past = torch.stack([out, torch.cat([mask, in_reply], 1)])
-        lengths = in_reply.sum(1).tolist()
-        replies = [row[:length] for row, length in zip(sampled.tolist(), lengths)]
-        self.ids_in_slot = {r.key: (i, r.prompt + replies[i]) for i, r in enumerate(requests)}
-        return replies
 
 
 class TimedRun(RunDir):
