@@ -9,8 +9,6 @@ COLOURS = {
     "healthy-300": "tab:cyan",
     "broken": "tab:red",
     "broken-300": "tab:red",
-    "broken-repetition": "tab:red",
-    "broken-about": "tab:orange",
     "no-kl": "dimgray",
 }
 

@@ -15,10 +15,12 @@ SCRIPTED = {
 }
 
 
-def scripted_notice(simulator_name):
-    """A sentence that says so if this user is scripted; else ""."""
+def scripted_notice(simulator_name, reader=None):
+    """A sentence that says so if this user is scripted; else "". reader: what hears in its place."""
     if simulator_name not in SCRIPTED:
         return ""
+    if reader:
+        return f"The user {simulator_name} speaks by a script; what it feels is read from {reader}."
     return f"The user {simulator_name} is {SCRIPTED[simulator_name]}."
 
 

@@ -24,7 +24,7 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
     )
     print_folded(
         f"User: {cfg.simulator} ({cfg.difficulty}, {cfg.lang}); {training} users to train on, "
-        f"{held_out} held out. {scripted_notice(cfg.simulator)}"
+        f"{held_out} held out. {scripted_notice(cfg.simulator, cfg.reader)}"
     )
     print_folded(f"All goes to {out}; config.json there has every setting.")
 
@@ -65,7 +65,7 @@ def print_summary(out):
         "success: dialogues that end at 100; failure: below 10; "
         f"{summary['after']['malformed']:.1f} % end with a malformed reply."
     )
-    notice = scripted_notice(config["simulator"])
+    notice = scripted_notice(config["simulator"], config.get("reader"))
     if notice:
         print_folded(notice)
     for part, seconds in summary["seconds"].items():

@@ -177,7 +177,7 @@ def write_page(out, people):
         title=out.name,
         settings=config,
         scale=scale_of_run(config),
-        notice=scripted_notice(config["simulator"]),
+        notice=scripted_notice(config["simulator"], config.get("reader")),
         steps=len(rows),
         warnings=warnings_of(rows).values(),
         panels=panels,

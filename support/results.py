@@ -194,7 +194,7 @@ def what_scores_are(made_by):
     scale = scale_in_words(made_by["start"], made_by["max_turns"])
     return (
         f"mean final emotion, {scale}. success: 100; failure: below 10. "
-        f"{scripted_notice(made_by['simulator'])}"
+        f"{scripted_notice(made_by['simulator'], made_by.get('reader'))}"
     )
 
 

@@ -87,7 +87,8 @@ def show(args):
         seed = [args.seed, SEEDS["benchmark"], 0]  # of the first dialogue of evaluate.py
         agent = Friend(policy.make_agent(seed), "policy ")
         print(policy.label)
-    print(f"{fold(scripted_notice(settings['simulator']))}\n\n{profile.player}\n")
+    notice = scripted_notice(settings["simulator"], settings["reader"])
+    print(f"{fold(notice)}\n\n{profile.player}\n")
 
     async def talk():
         await simulator.check()

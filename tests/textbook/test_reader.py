@@ -237,7 +237,9 @@ def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):
     more = rows(out / "calls.jsonl")[len(calls) :]
     assert not {row["key"] for row in more} & {row["key"] for row in calls}
     assert replay.main([str(out / "dialogues.jsonl")]) == 0
-    assert "the same final score: 100.0 %" in capfd.readouterr().out
+    printed = capfd.readouterr().out
+    assert "the same final score: 100.0 %" in printed
+    assert "is read from" in printed and "cannot judge comfort" not in printed
     # the benchmark hears with the run's reader; there are no thoughts for a judge
     measured = tmp_path / "after.jsonl"
     flags = "--limit 2 --max-turns 2 --out".split()
