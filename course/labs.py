@@ -31,7 +31,6 @@ import difflib
 import functools
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -43,10 +42,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from emotion import INITIAL_EMOTION, clamp_change
 from people import Profile
 from pictures import draw
-from reader import BIAS, WEIGHTS
 from tools.replay import final_score, replay
 from toy import world
 
@@ -159,7 +156,7 @@ class Run:
         flags = f"{ALWAYS} {lab['flags']} {lab['arms'][arm]} --seed {seed}"
         if steps:
             flags += f" --steps {steps}"
-        self.flags = shlex.split(os.path.expandvars(flags))
+        self.flags = shlex.split(flags)
         name = digest(self.scripts, self.flags)
         # another lab may have made the same run; then it bears that lab's name
         made = [path for path in RUNS.glob(f"*-{name}") if path.is_dir()]
@@ -352,36 +349,6 @@ def load_simulator(place):
     return module
 
 
-# ----------------------------------------------------------------------- the answers of a reader
-
-
-def answers(run):
-    """What a reader answered about each reply, whatever weight the answers had: {question: z} of
-    each [step][dialogue][turn]."""
-    return [
-        [[json.loads(t["analysis"])["z"] for t in d["turns"] if t["analysis"]] for d in dialogues]
-        for dialogues in dialogues_of(run)
-    ]
-
-
-def with_all_questions(run):
-    """The mean final emotion if the changes follow from all of the reader's questions (reader.py)."""
-
-    def final(turns):
-        sums = [BIAS + sum(WEIGHTS[name] * z for name, z in turn.items()) for turn in turns]
-        return INITIAL_EMOTION["training"] + sum(clamp_change(round(total)) for total in sums)
-
-    return [np.mean([final(turns) for turns in dialogues]) for dialogues in answers(run)]
-
-
-def says_something_new(run):
-    """The mean z of the reader's question "new" over all replies."""
-    return [
-        np.mean([turn["new"] for turns in dialogues for turn in turns])
-        for dialogues in answers(run)
-    ]
-
-
 # ------------------------------------------------------- rewards, against those of the healthy user
 
 
@@ -455,8 +422,6 @@ TELL_TALES = {
     "healthy_user": healthy_user,
     "reported_minus_healthy": reported_minus_healthy,
     "wrong_reward": wrong_reward,
-    "with_all_questions": with_all_questions,
-    "says_something_new": says_something_new,
     "not_followed": not_followed,
     "copies": copies,
     "foreign_tokens": foreign_tokens,

@@ -1,37 +1,38 @@
 #!/usr/bin/env bash
-# Does it carry over? The toy's policy is trained with each of two users and met by each of them: the toy's script
-# (toy), and the same people when a language model hears (reader). A table of two by two, three seeds each.
-#   READER=DIR bash recipes/transfer.sh                   into runs/transfer
+# Does it carry over? The toy's policy is trained with each of two users and met by each of them: by the strict one
+# (toy) and by one that can be hacked (toy-weak). A table of two by two, three seeds each.
+#   bash recipes/transfer.sh                              into runs/transfer
 #   bash recipes/transfer.sh runs/short 8 --steps 2       directory, users to measure with, flags of rlver.py
 # The same command goes on where it was stopped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/transfer}
-limit=${2:-32}
+limit=${2:-128}
 shift $(($# < 2 ? $# : 2))
-declare -A hears=([toy]="" [reader]="--reader local:${READER:-Qwen/Qwen2.5-Coder-1.5B-Instruct}")
-# Three replies from 30, so 60 is the most: a language model takes more than a second to hear a reply.
-measure() {   # policy, its name, further flags
-    for user in toy reader; do
-        python evaluate.py --policy "$1" --simulator toy ${hears[$user]} --start 30 --max-turns 3 --limit "$limit" \
-            --out "$out/$2-on-$user.jsonl" "${@:3}"
-    done
-}
+
+users="toy toy-weak"
+
 for seed in 0 1 2; do
-    for trained in toy reader; do
+    for trained in $users; do
         run="$out/$trained-$seed"
         if [ -e "$run/config.json" ]; then
             python rlver.py --resume "$run"
         else
-            python rlver.py --algo grpo ${hears[$trained]} --max-turns 3 --batch-size 24 --group-size 6 --steps 24 \
-                --lr 8e-4 --eval-size 8 --seed "$seed" --out "$run" "$@"
+            python rlver.py --algo grpo --simulator "$trained" --seed "$seed" --out "$run" "$@"
         fi
-        measure "$run" "$trained-$seed"
+        for user in $users; do
+            python evaluate.py --policy "$run" --simulator "$user" --limit "$limit" --out "$run-on-$user.jsonl"
+        done
     done
-    measure "$out/toy-$seed" "untrained-$seed" --step 0
+    for user in $users; do
+        python evaluate.py --policy "$out/toy-$seed" --step 0 --simulator "$user" --limit "$limit" \
+            --out "$out/untrained-$seed-on-$user.jsonl"
+    done
 done
 echo "trained with, met by: the score of each seed"
-for name in {untrained,toy,reader},{toy,reader}; do
-    scores=$(for seed in 0 1 2; do python evaluate.py --score "$out/${name%,*}-$seed-on-${name#*,}.jsonl"; done)
-    echo "$name:" $(awk '/^all/ {print $2}' <<< "$scores")
+for trained in untrained $users; do
+    for user in $users; do
+        scores=$(for seed in 0 1 2; do python evaluate.py --score "$out/$trained-$seed-on-$user.jsonl"; done)
+        echo "$trained, $user:" $(awk '/^all/ {print $2}' <<< "$scores")
+    done
 done

@@ -74,6 +74,23 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
     assert shown == set(tables.TABLES)
 
 
+def test_a_dialogue_in_a_document_is_a_measured_one():
+    """Of seed 0, before and after, word for word: the first held-out person's first reply, and the
+    replies to the first three."""
+    readme, page = (
+        " ".join((tables.ROOT / name).read_text(encoding="utf-8").split())
+        for name in ("README.md", "docs/small.md")
+    )
+    for when, dialogues in zip(("before", "after"), MEASURED["small-grpo-0"]["dialogues"]):
+        reply, felt = dialogues[0][1:3]
+        assert f"{when} [{felt - 30:+d}] {' '.join(reply.split())}" in readme
+        for dialogue in dialogues[:3]:
+            before = 30
+            for reply, felt in zip(dialogue[1::3], dialogue[2::3]):
+                assert f"{' '.join(reply.split())} ({felt - before:+d})" in page
+                before = felt
+
+
 @pytest.mark.slow
 def test_a_line_holds_what_tables_need(learnt):
     """Short numbers, of a whole run. Its own user is the strict one."""
