@@ -121,21 +121,21 @@ ONE_WORD = " Answer with one word, yes or no."
 
 
 def before_and_after(place):
-    """Of the run in the directory `place`: {column of the table: [before, after]}, and the dialogues
-    of the first SHOWN held-out people, before and after."""
+    """What the run in the directory `place` learned: {column of the table: [before, after]}, and the
+    dialogues of the first SHOWN held-out people, before and after."""
     config, summary = read_json(place / "config.json"), read_json(place / "summary.json")
     rows = recorded_dialogues(place / "dialogues.jsonl")
     columns, shown = {}, []
-    for evaluation in summary["evaluations"][:1] + summary["evaluations"][-1:]:
+    for evaluation in (summary["before"], summary["after"]):
         end = [
             row for row in rows if row["split"] == "heldout" and row["step"] == evaluation["step"]
         ]
-        own, copied = listens(config, end)
+        own, echoed = listens(config, end[:LISTENERS])
         for column, value in {
             "final emotion": evaluation["score"],
             "asked in other words": asyncio.run(score_in_other_words(end)),
-            "its own dialogue is the likeliest": own,
-            "words that were heard": copied,
+            "likeliest behind its own dialogue": own,
+            "words that were heard": echoed,
             "distinct word pairs": signs([replies_of(row) for row in end])["distinct_2"],
             "perplexity under the start": evaluation["ref_perplexity"],
         }.items():
@@ -158,7 +158,8 @@ def lines_of(dialogue):
 
 
 async def score_in_other_words(dialogues):
-    """The mean final emotion of recorded dialogues if the same model is asked OTHER_WORDS."""
+    """The mean final emotion of recorded dialogues if the same model is asked OTHER_WORDS. (Their
+    scale is measured anew, by the 60 known replies.)"""
     model = simulator.make_simulator("toy", reader=f"local:{READER}")
     for name, question in OTHER_WORDS.items():
         model.reader.texts[name][0] = question + ONE_WORD
@@ -167,27 +168,36 @@ async def score_in_other_words(dialogues):
     return np.mean([final_score(row, felt) for row, felt in zip(dialogues, heard)])
 
 
-@torch.no_grad()
 def listens(config, dialogues):
-    """Of the second replies of LISTENERS recorded dialogues: the share that the starting model finds
-    likelier behind its own dialogue than behind every other, 1 / LISTENERS of a policy that says one
-    thing to everybody; and the share of their words that the user had said, because an echo raises
+    """Of the second replies of recorded dialogues, without thoughts: the share that the starting
+    model finds likelier behind its own dialogue than behind every other, 1 / n of a policy that says
+    one thing to all n; and the share of their words that the user had said, because an echo raises
     the first. config: of the run."""
     model, tokenizer = load_model(config["model"])
-    chat = ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"]))
-    dialogues = [row for row in dialogues if len(row["turns"]) > 1][:LISTENERS]
-    replies = [chat.past_reply(row["turns"][1]["reply"]) for row in dialogues]
-    scores, copied = [], []  # [context][reply]: log pi of the reply behind the context; [word]
+    policy, chat = (
+        Policy(model),
+        ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"])),
+    )
+    replies = [chat.text(row["turns"][1]["reply"]) for row in dialogues]
+    scores, echoed = [], []  # [context][reply]; of each word
     for row in dialogues:
         first, second = row["turns"][:2]
-        # one row: the context is the trunk, and each reply a branch behind it
         context = chat.first_prompt(row["first_line"]) + chat.past_reply(first["reply"])
-        trunk = Segment(context + chat.next_prompt(first["user"]))
-        branches = [Segment(ids, k, [0.0] * len(ids)) for k, ids in enumerate(replies, 1)]
-        batch = pack([Episode("", 0, "", segments=[trunk, *branches])])
-        log_probs, _ = Policy(model)(batch)
-        scores.append([log_probs[batch.branch == s.branch].sum().item() for s in branches])
+        scores.append(log_likelihoods(policy, context + chat.next_prompt(first["user"]), replies))
         heard = words_of(row["first_line"] + " " + first["user"])
-        copied += [word in heard for word in words_of(second["reply"])]
+        echoed += [word in heard for word in words_of(second["reply"])]
     likeliest = np.argmax(scores, axis=0)  # for each reply a context
-    return np.mean(likeliest == np.arange(len(replies))), np.mean(copied)
+    return np.mean(likeliest == np.arange(len(replies))), np.mean(echoed)
+
+
+@torch.no_grad()
+def log_likelihoods(policy, context, replies):
+    """log pi(reply | context) of each of the replies, a list; all are ids. One row: the context is
+    the trunk and each reply a branch. The context's last token stands in each branch again, because
+    a token is predicted from the one before it in the row."""
+    segments = [Segment(context[:-1])]
+    for k, ids in enumerate(replies, 1):
+        segments += [Segment(context[-1:], k), Segment(ids, k, [0.0] * len(ids))]
+    batch = pack([Episode("", 0, "", segments=segments)])
+    log_probs, _ = policy(batch)
+    return [log_probs[batch.turn == k].sum().item() for k in range(1, len(replies) + 1)]

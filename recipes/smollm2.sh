@@ -18,7 +18,7 @@ if [ "${1:-}" = ppo ]; then
 else
     algo=(--algo grpo --group-size 6)
 fi
-# What fits into a minute of two cores: 24 dialogues of three replies of a sentence or two. At a temperature
+# What fits into a few minutes of two cores: 24 dialogues of three replies of a sentence or two. At a temperature
 # of 1 a model of this size leaves the English language, at 0.7 it stays in it, and a KL holds it there:
 # 0.02 held the score back, and with 0.004 the perplexity rose too far. Adapters, because their moments take
 # little memory; with so few steps their rate must be high and the warm-up short. The micro-batches keep a
