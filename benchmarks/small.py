@@ -174,10 +174,8 @@ def listens(config, dialogues):
     one thing to all n; and the share of their words that the user had said, because an echo raises
     the first. config: of the run."""
     model, tokenizer = load_model(config["model"])
-    policy, chat = (
-        Policy(model),
-        ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"])),
-    )
+    policy = Policy(model)
+    chat = ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"]))
     replies = [chat.text(row["turns"][1]["reply"]) for row in dialogues]
     scores, echoed = [], []  # [context][reply]; of each word
     for row in dialogues:
