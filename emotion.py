@@ -1,6 +1,6 @@
 """emotion.py - what a user feels, as a number, and what it may need (SAGE 2.1; RLVER 2.1, Table 5).
 
-All who train, measure, play or print share this scale and these needs.
+Training, evaluation, users and tools share this scale and these needs.
 """
 
 import bisect
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 # ------------------------------------------------------------------------------------------ the scale
 
-# Every dialogue starts at this emotion, of 0 to 100: RLVER trains from 30, SAGE's benchmark starts
-# at 40.
+# Every dialogue starts at this emotion (0 to 100): RLVER trains from 30, SAGE's benchmark starts at
+# 40.
 INITIAL_EMOTION = {"training": 30, "benchmark": 40}
 # The benchmark's dialogues have at most this many replies. (In training --max-turns decides.)
 BENCHMARK_TURNS = 10
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
-# Below it, in level F, the user has had enough: it may say goodbye, the benchmark's dialogues end,
-# and a score counts a failure.
+# Below this emotion (level F) the user may say goodbye, a dialogue of the benchmark ends, and
+# scores count a failure.
 FAILURE_BELOW = 10
 # The lowest emotions of SAGE's levels C, B, A and S.
 LEVELS = (FAILURE_BELOW, 40, 70, 100)
@@ -34,14 +34,14 @@ def move_emotion(emotion, change):
 
 
 def emotion_level(emotion):
-    """The level of SAGE that an emotion from 0 to 100 belongs to, "Emotion-S" (best) to
-    "Emotion-F". f_reply is told this name only, not the number."""
+    """SAGE's level of an emotion from 0 to 100: "Emotion-S" (best) to "Emotion-F". f_reply is told
+    only this name, not the number."""
     return "Emotion-" + "FCBAS"[bisect.bisect(LEVELS, emotion)]
 
 
 def scale_in_words(start, max_turns):
-    """The scale of a score: "from 30, 8 replies". It stands wherever a score is printed, because a
-    dialogue that starts higher, or that has more replies, ends higher."""
+    """The scale of a score: "from 30, 8 replies". It is printed with every score, because a
+    dialogue that starts higher, or has more replies, ends higher."""
     return f"from {start}, {max_turns} {'reply' if max_turns == 1 else 'replies'}"
 
 
@@ -51,12 +51,12 @@ def scale_in_words(start, max_turns):
 @dataclass(frozen=True)
 class Need:
     """One of the eight hidden needs (RLVER, Table 5; SAGE calls them intentions): what a person
-    wants of a talk, and does not say. Its name is a profile's `need`, the sentence for it its
+    wants from a talk, but does not say. A profile has its name in `need` and its sentence in
     `task`."""
 
     kind: str  # "rational" or "emotional"
     task: dict  # {language: the sentence}
-    words: str  # a regex for sentences that are not these: SAGE's Chinese ones, our older ones
+    words: str  # a regex for other sentences of this need: SAGE's in Chinese, our older ones
 
 
 NEEDS = {
@@ -129,7 +129,7 @@ NEEDS = {
 
 def need_of(task, need=""):
     """(name of the need, "rational" | "emotional") of a profile: by its `need`, if that names one,
-    as in our profiles; else by the words of its `task`. ("other", "other") where it is none of the
+    as in our profiles; else by the words of its `task`. ("other", "other") if it is none of the
     eight."""
     if need in NEEDS:
         return need, NEEDS[need].kind
@@ -142,6 +142,6 @@ def need_of(task, need=""):
 
 
 def hidden_need(profile):
-    """What this person needed and only hinted at, in words: revealed when a dialogue is over."""
+    """The need of this person in words, to be printed after a dialogue."""
     name, _ = need_of(profile.task, profile.need)
     return f"The hidden need ({name}), at which the user only hinted: {profile.task}"

@@ -1,4 +1,4 @@
-"""engine.py - the two engines that sample for the policy: plain PyTorch, and vLLM. Either holds
+"""engine.py - the two engines that sample for the policy: plain PyTorch, and vLLM. Both hold the
 whole weights, not a shard of them.
 
     await generate(prompt, max_tokens, rng, key)    sample a reply: (ids, log_probs)
@@ -7,10 +7,10 @@ whole weights, not a shard of them.
     sleep()                                         free memory for the update, until the next sync
 
 An engine knows the trainer only by `load_weights`. It takes token ids and returns token ids, each
-with the log-prob that it was drawn with, and serves whatever dialogues are waiting, as they come.
-Neither uses anything of policy.py: cache, positions, mask, attention and sampling are written a
-second time, so that the comparison of all log-probs at every step tests them. (The torch engine
-shares only the layers of transformers with the trainer; vLLM not even those.)
+with the log-prob that it was drawn with, and serves the waiting dialogues at the same time. Neither
+engine uses policy.py: cache, positions, mask, attention and sampling are written a second time, so
+that the comparison of all log-probs at every step tests them. (The torch engine shares only the
+layers of transformers with the trainer; vLLM does not share them either.)
 """
 
 from support.calls import Clock
@@ -35,7 +35,7 @@ class SlotCache:
     caches: it calls `update` in each layer, and `get_seq_length`.
 
     `place` says which rows the next forward pass serves, and in which column each of its tokens is
-    stored. What lies beyond a row's own length is garbage that the attention mask hides.
+    stored. Columns beyond a row's own length hold garbage, which the attention mask hides.
     """
 
     keys: dict = field(default_factory=dict)  # {layer: [slots, heads, columns, size]}
@@ -60,7 +60,7 @@ class SlotCache:
         tokens of the rows, [R, heads, length, size]."""
         for store, new in ((self.keys, key), (self.values, value)):
             old = store.setdefault(layer, new[:0, :, :0])  # no slots and no columns
-            slots = max(self.n_slots - old.shape[0], 0)  # that it lacks
+            slots = max(self.n_slots - old.shape[0], 0)  # the missing ones
             columns = max(self.length - old.shape[2], 0)
             if slots or columns:
                 columns = (columns + 127) // 128 * 128  # it grows by 128 columns at a time
@@ -78,8 +78,8 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
     attention). query: [R, heads, W, size]; key, value: [R, kv_heads, length, size]; attention_mask:
     [R, 1, W, length], bool. Returns ([R, W, heads, size], None), as transformers wants it.
 
-    Where there is a mask, transformers copies keys and values for every head of queries, at every
-    token that is drawn: a third of the time of a rollout with SmolLM2 on a CPU."""
+    If there is a mask, transformers' own attention copies keys and values for every head of
+    queries, at every token: a third of the time of a rollout with SmolLM2 on a CPU."""
     result = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=True
     )
@@ -121,10 +121,10 @@ class TorchEngine:
         device=None,
         dtype=None,
     ):
-        """The weights are a copy of the given model's. stop_id: what ends a reply, beside the ids
-        at which the model stops by itself. share: the weights are the given model's itself, for a
-        caller who has loaded it for the engine alone. device, dtype: where the weights go, and in
-        which type; None: as they are."""
+        """The weights are a copy of the given model's. stop_id: the id that ends a reply, beside
+        the model's own stop ids. share: the weights are the given model's own, for a caller that
+        has loaded it only for the engine. device, dtype: where the weights go, and in which type;
+        None: as they are."""
         from transformers import AttentionInterface
 
         model = model if share else copy.deepcopy(model)
@@ -187,7 +187,7 @@ class TorchEngine:
         """Serve requests until there are none: one token for each running request at a time."""
         try:
             while self.waiting or self.running:
-                # without those whose dialogue was given up
+                # without the requests of cancelled dialogues
                 self.waiting = [r for r in self.waiting if not r.result.cancelled()]
                 self.running = {s: r for s, r in self.running.items() if not r.result.cancelled()}
                 with self.clock.during("samplers"):
@@ -197,8 +197,8 @@ class TorchEngine:
                         self.step()
                 await asyncio.sleep(0)  # dialogues whose reply is ready go on here, and come back
         except Exception as error:  # passed on to every dialogue that waits
-            # None of them is done or cancelled: those were left out above, and nobody else ran
-            # since.
+            # None of them is done or cancelled: those were left out above, and no other task has
+            # run since.
             for request in [*self.waiting, *self.running.values()]:
                 request.result.set_exception(error)
             self.waiting, self.running = [], {}
@@ -238,7 +238,7 @@ class TorchEngine:
 
         All slots up to the last running one take part, because a slice of the cache need not be
         copied. An idle slot among them gets an empty chunk: what is computed for it is written
-        behind the ids that its row holds, where nobody reads it, and no token is drawn.
+        behind the ids that its row holds and never read, and no token is drawn.
         """
         slots = range(max(self.running) + 1)
         chunks = [self.running[s].ids[-1:] if s in self.running else [] for s in slots]
@@ -265,8 +265,8 @@ class TorchEngine:
         self.cache.place(slots, positions, length)
         visible = torch.arange(length, device=device) <= positions[:, :, None]  # [R, W, length]
 
-        # Padding may lie beyond the model's last position. Any valid one will do for it, because
-        # nobody reads what is computed there.
+        # Padding may lie beyond the model's last position. It can have any valid position, because
+        # its results are never read.
         hidden = self.model.base_model(
             input_ids=ids,
             position_ids=positions.clamp(max=self.last_position),
@@ -320,7 +320,7 @@ class VllmEngine:
     """vLLM inside this process, step by step: continuous batching, prefix caching, ids in and out.
 
     path: directory of the starting weights; context: tokens of a dialogue; memory_share: of a GPU's
-    memory, for weights and cache. Raises BadModel for what vLLM refuses.
+    memory, for weights and cache. Raises BadModel if vLLM refuses the model.
     """
 
     def __init__(
@@ -342,7 +342,7 @@ class VllmEngine:
         self.count = 0  # of the requests so far
         self.loop_task = None
         self.asleep = False
-        # Else the engine core is another process, and it cannot take weights tensor by tensor.
+        # Otherwise the engine core is another process, and cannot take weights tensor by tensor.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB of cache, without a GPU
@@ -355,9 +355,9 @@ class VllmEngine:
             seed=seed,
             dtype=str(dtype).removeprefix("torch."),
             skip_tokenizer_init=True,  # ids in, ids out
-            # Else the checkpoint's own top-p, top-k and stop ids are applied behind our back.
+            # Otherwise vLLM applies the checkpoint's own top-p, top-k and stop ids.
             generation_config="vllm",
-            # By default log-probs are those before the temperature: no trainer agrees with them.
+            # By default log-probs are those before the temperature, unlike the trainer's.
             logprobs_mode="processed_logprobs",
             enable_prefix_caching=True,
             disable_log_stats=True,
@@ -397,7 +397,7 @@ class VllmEngine:
         try:
             return await result
         except asyncio.CancelledError:
-            # The dialogue was given up. Cache blocks that stay in use would survive the next sync.
+            # The dialogue was cancelled. Cache blocks still in use would survive the next sync.
             if self.running.pop(name, None) is not None:
                 self.llm.llm_engine.abort_request([name])
             raise
@@ -427,8 +427,8 @@ class VllmEngine:
         """Take over the trainer's weights, and forget all keys and values made with the old ones.
 
         With tied embeddings `lm_head.weight` must be among them, as it is in a state_dict but not
-        in named_parameters(): without it the call succeeds and the output layer stays what it was.
-        Nothing but a comparison of log-probs shows it."""
+        in named_parameters(): without it the call succeeds, but the output layer keeps its old
+        weights. Only a comparison of log-probs shows it."""
         if self.asleep:
             self.llm.wake_up(tags=["weights"])
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named_tensors)})

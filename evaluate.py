@@ -1,4 +1,4 @@
-"""evaluate.py - how good is this model, and is it better than that one? (SAGE; RLVER 3)
+"""evaluate.py - the score of a policy, and the comparison of two scores (SAGE; RLVER 3).
 
     python evaluate.py                          the newest run, with users that it never saw
     python evaluate.py --policy POLICY          a run, a checkpoint, a model directory, toy,
@@ -8,11 +8,11 @@
     python evaluate.py --compare BEFORE AFTER   paired on the users that both met
 
 The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 100 or below 10.
-Numbers compare only within one simulator: with another model behind the same users, SAGE saw the
-same dialogues shift by 20 points (SAGE appendix B).
+Scores can be compared only within one simulator: with another model behind the same users, SAGE saw
+the same dialogues shift by 20 points (SAGE appendix B).
 
 From top to bottom: the dialogues and their lines in the result file; where results go; what the
-flags ask for. Which policy talks with whom is in partners.py; scoring.py scores result files and
+flags ask for. partners.py chooses the policy and its users; scoring.py scores result files and
 compares them.
 """
 
@@ -42,9 +42,9 @@ from simulator import analysis_in
 
 
 async def hold_benchmark(policy, simulator, users, settings, path, finished_ids):
-    """Hold the dialogues of all `users` at once, but for those of `finished_ids`; each is appended
-    to the file `path` when it ends. settings: all that decides the results; each line holds them.
-    Returns the rows of `rollout` for those that were lost."""
+    """Hold the dialogues of all `users` except `finished_ids` at once; each is appended to the file
+    `path` when it ends. settings: all that decides the results; each line holds them. Returns the
+    rows of `rollout` for the lost dialogues."""
     # The number of a user counts the finished ones too, so a continued evaluation draws the random
     # numbers that an uninterrupted one would have drawn.
     todo = {n: user for n, user in enumerate(users) if user.id not in finished_ids}
@@ -121,8 +121,8 @@ def message_of_user(turn, thought):
 
 def finished_users(path, settings):
     """The ids of the users whose dialogues the result file `path` holds. Half a line at its end is
-    cut off. Raises BadInput if they were made with other settings, and for a file of others, of
-    which nothing is cut."""
+    cut off. Raises BadInput if they were made with other settings, or if the file holds no results;
+    then nothing is cut."""
     with open(path, "rb") as file:
         line = file.readline()
     if not b'{"id": '.startswith(line[:7]):  # as `row_of` begins
@@ -212,13 +212,13 @@ def run_benchmark(args):
         told = f"evaluate.py: {why}; run the same command again to fill it in"
         print(told, file=sys.stderr)
     if len(lost) == len(users):
-        raise TooManyLost(f"{path}: all {len(users)} dialogues are lost: each of them failed")
+        raise TooManyLost(f"{path}: all {len(users)} dialogues are lost")
     ids = {user.id for user in users}
     result = score(path, args.rule, args.anyway, ids, len(lost))
     print_score(result)
     print(f"results: {path}")
     write_tables(args, result, [path])
-    # more than a fifth is missing: that score is not to be trusted, so the exit code says it
+    # If more than a fifth is missing, the score cannot be trusted, and the exit code is an error.
     if len(lost) > MAX_LOST * len(users):
         raise TooManyLost(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
     return ids
@@ -266,7 +266,7 @@ def make_parser():
     add("--out", metavar="FILE", help="result file (default: in the run's directory or results/)")
     one_of = parser.add_mutually_exclusive_group().add_argument
     one_of("--before-after", action="store_true", help="measure where a run started and ended")
-    one_of("--score", nargs="+", metavar="FILE", help="measure nothing: scores of result files")
+    one_of("--score", nargs="+", metavar="FILE", help="only print the scores of result files")
     add(
         "--rule", choices=["every", "sage"], help="sage: a tenth reply is not scored (as SAGE does)"
     )

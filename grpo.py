@@ -1,9 +1,9 @@
 """grpo.py - Group Relative Policy Optimisation for dialogues (RLVER 2.2; Shao 2024). Read it as a
 diff against ppo.py.
 
-No critic: the baseline of a dialogue is the mean of its *group*, the dialogues that the same user
-began with the same first line. All tokens of a dialogue have the same advantage; with
---reward delta, all tokens of a turn. The policy step is PPO's. RLVER: groups of 4, no KL.
+No critic: the baseline of a dialogue is the mean of its *group*, the dialogues with the same user
+and the same first line. All tokens of a dialogue have the same advantage; with --reward delta, all
+tokens of a turn. The policy step is PPO's. RLVER: groups of 4, no KL.
 
 Run it alone for the smallest example:  python grpo.py
 """
@@ -26,15 +26,15 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
 
     rewards: [D] float, one per *dialogue*; groups: [D] long, the group's id. Returns [D].
 
-    Division by the std blows small differences up: a group whose rewards are nearly equal then
+    Division by the std amplifies small differences: a group whose rewards are nearly equal then
     weighs as much as any other. dr-grpo and rloo do not divide; in a group of n they differ by the
     factor n / (n - 1). (On the toy all three end at about the same score: docs/results.md.)
 
     Mean and std are over dialogues, however many turns they have. (The released code takes them
     over turns in think mode, so that long dialogues weigh more.)
 
-    Where all rewards of a group are equal, no dialogue was better than another: all get exactly 0,
-    never NaN. So does a group of one, except with rloo: there are no others, the baseline is 0, and
+    If all rewards of a group are equal, no dialogue is better than another: all advantages are
+    exactly 0, never NaN. A group of one gets 0, too, except with rloo: the baseline is then 0, and
     the advantage is the reward.
 
     Example: rewards 0 1 | .5 .5 | .9 in groups 0 0 1 1 2 give -0.707 0.707 0 0 0.
@@ -63,14 +63,14 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
 
     Three choices (for the first two, tests/textbook/test_grpo.py enumerates a game to check them):
 
-      * The mean of the others. If one's own return were included, only 1 - E[1 / n_t] of the
-        gradient of turn t would be left, n_t being the number of dialogues that still talk: half
-        with two of them, three quarters with four. Late turns would lose most, so no learning rate
-        would make up for it.
+      * The mean of the others. If the dialogue's own return were included, only 1 - E[1 / n_t] of
+        the gradient of turn t would be left, where n_t is the number of dialogues that still talk:
+        half with two of them, three quarters with four. Late turns would lose most, so no learning
+        rate would correct it.
       * A dialogue that is alone at turn t has the baseline 0, not the advantage 0. With the
-        advantage 0, exactly those dialogues that went on for longer than all others would teach
-        nothing there, and only P(somebody else still talks) of the gradient of turn t would be
-        left. Late turns would lose most here, too.
+        advantage 0, the longest dialogue of a group would give no gradient after all others have
+        ended, and only P(another dialogue still talks) of the gradient of turn t would be left.
+        Late turns would lose most here, too.
       * `grpo` divides by the std of the whole returns G_1 of the group, one number for all turns. A
         std for each turn would undo the differences between turns. Where the whole returns are
         equal, and in a group of one, every turn gets 0.
@@ -82,14 +82,14 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
     for group in groups.unique():
         member = groups == group
         g, talking = returns[member], alive[member]
-        # [T], at least 1: whoever is alone divides a sum of 0
+        # [T], at least 1: a dialogue that is alone divides a sum of 0
         n_others = (talking.sum(0) - 1).clamp(min=1)
         returns_of_others = g.sum(0) - g  # [members, T], summed over the others
         a = (g - returns_of_others / n_others) * talking
         if kind == "grpo":
             whole = g[:, 0]
-            # Not compared exactly: two dialogues with the same last emotion may have got there by
-            # other changes, whose sums differ by a rounding. Returns that do differ are 0.01 apart.
+            # Not compared exactly: two dialogues may reach the same last emotion by different
+            # changes, whose sums differ by rounding. Different returns are at least 0.01 apart.
             differ = (whole - whole[0]).abs().max() > 1e-4
             a = a / (whole.std() + eps) if differ else torch.zeros_like(a)
         advantages[member] = a
@@ -110,7 +110,7 @@ def check_groups(episodes):
 
 
 def grpo_update(models, minibatches, cfg):
-    """One GRPO update from one rollout. Arguments and results are those of `ppo_update`, but for:
+    """One GRPO update from one rollout. Arguments and results are those of `ppo_update`, except:
 
     minibatches  their batches have .group [B] too
     cfg          the settings advantage, the kind of `group_advantages`; reward: with "delta" each

@@ -1,4 +1,4 @@
-"""local.py - language models in this process that nobody trains: a policy that is measured, a model
+"""local.py - language models in this process without training: a policy to be measured, a model
 behind a user or a judge (LocalModel), a model whose next word is read (LocalReader).
 """
 
@@ -30,9 +30,9 @@ from rollout import Episode, Segment
 
 
 def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat):
-    """(engine, ChatFormat, context) over a model that only samples, loaded once and in the type of
-    computing. kind: of engine, "torch" or "vllm"; context: tokens of a dialogue, if not as many as
-    the model allows; of_chat: more arguments of ChatFormat; prefix: what stands before the path in
+    """(engine, ChatFormat, context) over a model that only samples, loaded once, in the type of
+    computing. kind: of engine, "torch" or "vllm"; context: tokens of a dialogue (default: the
+    model's limit); of_chat: more arguments of ChatFormat; prefix: what stands before the path in
     messages. Raises BadModel or BadInput."""
     if kind == "vllm":
         with naming(f"{prefix}{path}"):
@@ -56,19 +56,19 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
 
 
 def try_to_sample(engine, name):
-    """Sample a reply of two tokens, for nothing: some architectures do not take the engine's cache,
+    """Sample a reply of two tokens, as a test: some architectures do not take the engine's cache,
     or its mask. Raises BadModel."""
     try:
         asyncio.run(engine.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
-    except Exception as error:  # of whatever transformers makes of the architecture
+    except Exception as error:  # transformers may raise any kind for an unusual architecture
         why = f"{type(error).__name__} {one_line(error)}"
         raise BadModel(f"{name}: cannot be sampled from: {why}") from None
 
 
 @dataclass
 class LocalModel:
-    """A model in this process. Nothing holds it to a schema: it may break the form more often than
-    one on a server."""
+    """A model in this process. No schema constrains its answers, so it may break the form more
+    often than a model on a server."""
 
     name: str
     engine: object  # of the same classes as the policy's: a TorchEngine ...
@@ -125,7 +125,7 @@ class LocalReader:
         is_fast = device.type == "cuda" or torch.cpu._is_amx_tile_supported()
         dtype = dtype or (torch.bfloat16 if is_fast else torch.float32)
         self.model, tokenizer = load_model(path, device, "--reader local:", dtype)
-        # what is read is the first word, so it must not be one of a thought
+        # the first word is read, so it must not be part of a thought
         template_args = {**(template_args or {}), "enable_thinking": False}
         # in fp32: in bf16 logits of 20, and so log-odds, would be rounded to eighths
         self.head = copy.deepcopy(self.model.get_output_embeddings()).float()
@@ -137,7 +137,7 @@ class LocalReader:
                 raise BadModel(f"{' and '.join(words)} must be a token each")
             try:  # some architectures do not take this mask
                 self.forward(["Is it?", "Is it not?"], 1)
-            except Exception as error:  # of whatever transformers makes of it
+            except Exception as error:  # transformers may raise any kind
                 raise BadModel(one_line(error)) from None
 
     async def likeliest(self, prompts, count):

@@ -8,10 +8,10 @@ Every linear layer of the transformer blocks gets two thin matrices beside its o
     of each is a product with the other, and nothing would ever move.
   * Scale: B A is a sum of r terms. With the factor alpha / r one learning rate is right for every
     rank r. That rate is some ten times the one for the whole model ("LoRA Without Regret", 2025).
-  * On a GPU the base is bf16, 2 bytes a number. It is frozen: no small step is ever added to it,
-    so none is rounded away. Adapters, their gradients and Adam's moments are fp32.
+  * On a GPU the base is bf16, 2 bytes a number. It is frozen, so no small step on it can be lost
+    by rounding. Adapters, their gradients and Adam's moments are fp32.
   * PPO's critic is a second set of adapters and a scalar head on the *same* base; the reference of
-    a KL is the base with adapters off. No second and no third model in memory.
+    a KL is the base with adapters off. Only one model is in memory.
 
 Engines and checkpoints get plain models, with W + (alpha / r) B A in the place of W (`merge`). Left
 out: dropout, and adapters on embeddings and output layer.
@@ -69,10 +69,10 @@ class LoraLinear(nn.Linear):
 
 
 def add_adapters(model, rank, alpha, names=("policy",), seed=0):
-    """Freeze `model`, in place, and give every linear layer of its blocks the adapters `names`, by
-    `seed` the same on every rank. Returns their switch, with none in use. Raises BadInput if there
-    are no such layers, if one of them is smaller than `rank`, or if there are experts beside
-    them."""
+    """Freeze `model`, in place, and give every linear layer of its blocks the adapters `names`. By
+    `seed` they are the same on every rank. Returns their switch, with none in use. Raises BadInput
+    if there are no such layers, if one of them is smaller than `rank`, or if there are experts
+    beside them."""
     layers = [
         (parent, name, layer)
         for parent in blocks_of(model).modules()
@@ -94,7 +94,7 @@ def add_adapters(model, rank, alpha, names=("policy",), seed=0):
     if matrices - {id(layer.weight) for _, _, layer in layers}:
         raise BadInput(
             f"--lora-rank {rank}: {type(model).__name__} is a mixture of experts, and adapters "
-            "would reach none of these; leave it out"
+            "would not reach the experts; leave it out"
         )
     model.requires_grad_(False)
     rng = torch.Generator().manual_seed(seed)
@@ -116,8 +116,8 @@ def use_adapter(switch, name):
 
 
 def merge(named_tensors, model):
-    """Yield the weights of `model` as those of a plain one, without adapters: each W that has some
-    becomes W + (alpha / r) B A, in fp32; all others stay as they are.
+    """Yield the weights of `model` as those of a plain model: each W with adapters becomes
+    W + (alpha / r) B A, in fp32; all others stay as they are.
 
     named_tensors: (name, whole tensor), as of state_dict() or iter_full_weights(). One is merged at
     a time, so that there is never a second model in memory. On many ranks a collective call: every
@@ -169,8 +169,8 @@ class SharedBase(nn.Module):
 
 
 class AdapterView:
-    """One of "policy", "critic" and "reference" of the SharedBase `root`. It looks to ppo.py like a
-    model of its own: it is called with a batch, and has the parameters that it trains."""
+    """One of "policy", "critic" and "reference" of the SharedBase `root`. ppo.py uses it like a
+    separate model: it is called with a batch, and has the parameters that it trains."""
 
     def __init__(self, root, who):
         self.root, self.who = root, who
@@ -181,7 +181,7 @@ class AdapterView:
 
     def named_parameters(self):
         """[(name, parameter)] of its adapters, as ...up_proj.lora_A.critic, and of the critic's
-        head, critic.head.weight: all that is trained of it."""
+        head, critic.head.weight: all its trained parameters."""
         ending, beginning = f".{self.who}", f"{self.who}.head."
         return [
             (name, p)

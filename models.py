@@ -62,20 +62,20 @@ class Models:
         Clock, which the engine tells when it samples. runner: an asyncio.Runner, for `probe`.
         Raises BadModel or BadInput.
 
-        `dtype` is the type in which models compute: bf16 on a GPU, fp32 elsewhere. What optimizers
-        change are the master weights, which are fp32 everywhere."""
+        `dtype` is the type in which models compute: bf16 on a GPU, fp32 elsewhere. Optimizers
+        change the master weights, which are fp32 everywhere."""
         self.cfg, self.runner = cfg, runner
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
-        # for ppo.py, which knows of ranks only these two
+        # ppo.py knows only these two things about ranks
         self.reduce, self.world_size = all_reduce_sum, world_size()
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
 
         # 1. Weights, tokenizer, chat template. start: pi_0, where the run began. source: what is
-        # loaded now, the checkpoint if there is one. Adapters go on pi_0, for which they were made:
-        # in a checkpoint they are merged into the weights.
+        # loaded now, the checkpoint if there is one. With adapters pi_0 is loaded, not the
+        # checkpoint, because they are merged into the checkpoint's weights.
         start = world.POLICY / cfg.mode if cfg.toy else cfg.model
         source = checkpoint if checkpoint and not cfg.lora_rank else start
         # Frozen weights, under adapters, are loaded in the type of computing. Others stay as they
@@ -91,8 +91,8 @@ class Models:
         # tokens of a dialogue
         self.context = model.config.get_text_config().max_position_embeddings
 
-        # 2. The engine, which copies weights that are still whole, or, vLLM, reads their directory.
-        # From step 3 on each rank has only its shard of them.
+        # 2. The engine. TorchEngine copies the weights while they are whole; vLLM reads their
+        # directory. From step 3 on each rank has only its shard of them.
         self.engine = self.make_engine(model, source, clock)
 
         # 3. Policy, critic and reference. saved: what `gather` has collected.
@@ -111,12 +111,12 @@ class Models:
         if saved and self.critic:
             load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
 
-        # 5. A first sync, where one is needed; and the passes that will be made are tried.
+        # 5. A first sync, where one is needed, and a trial of sampling and scoring.
         try:
             self.try_out(is_resumed=bool(saved))
         except (torch.OutOfMemoryError, torch.distributed.DistError):
             raise  # says nothing about the model
-        except Exception as error:  # of whatever transformers makes of this architecture
+        except Exception as error:  # transformers may raise any kind for an unusual architecture
             raise BadModel(
                 f"--model {cfg.model}: cannot be trained: {type(error).__name__} {one_line(error)}"
             ) from None
@@ -135,7 +135,7 @@ class Models:
     def try_out(self, is_resumed):
         """Step 5. is_resumed: were weights of a checkpoint loaded?"""
         if self.cfg.engine == "vllm":
-            # Sleep and wake once before the first rollout: what goes wrong in it shows at once.
+            # Sleep and wake once before the first rollout, so that a failure shows at once.
             self.engine.sleep()
             self.sync()  # wakes it
         elif is_resumed and self.cfg.lora_rank:
@@ -217,10 +217,10 @@ class Models:
     def probe(self, length=None):
         """Let the engine sample a few tokens, and compare its log-probs with the trainer's. Nothing
         else shows that a sync had no effect, or that the engine still has cached results of the old
-        weights; at the start, whether this architecture can be trained at all. The prompt is always
-        the same, and long enough for vLLM's prefix cache, unless `length` limits it. The trainer's
-        row has a neighbour that ends at the last position of the context: some models score short
-        rows otherwise when another one is as long. Raises SelfCheckFailed."""
+        weights. At the start this tests whether the architecture can be trained at all. The prompt
+        is always the same, and long enough for vLLM's prefix cache, unless `length` limits it. The
+        trainer's row has a neighbour that ends at the last position of the context: some models
+        score a short row differently beside such a row. Raises SelfCheckFailed."""
         prompt = self.chat.first_prompt(PROBE)[: length or self.context // 2]
         rng = np.random.default_rng([self.cfg.seed, SEEDS["probe"]])
         ids, log_probs = self.runner.run(self.engine.generate(prompt, 16, rng, key=None))
@@ -238,7 +238,7 @@ class Models:
         ranks can go on from it.
 
         A collective call: every rank walks through all tensors, but only the first one keeps them.
-        Eight copies of a 7B model with its moments are a terabyte. (Adapters are small.)"""
+        Eight copies of a 7B model with its moments would take a terabyte. (Adapters are small.)"""
         first, model = rank() == 0, self.policy.model
         # A tied tensor has two names in the state_dict (lm_head.weight of a small Qwen is the
         # second). It is saved once, under the first one, and transformers ties it again.
@@ -265,7 +265,7 @@ class Models:
         self.write(directory, {"small": torch.zeros(1)}, {"adapters": {}})
 
     def write(self, directory, weights, saved):
-        """Write the files of a checkpoint, but for those of `RunDir.write_whole`. weights: of the
+        """Write the files of a checkpoint, except those of `RunDir.write_whole`. weights: of the
         policy, {name: tensor}; saved: everything else."""
         self.policy.model.save_pretrained(directory, state_dict=weights)
         self.tokenizer.save_pretrained(directory)

@@ -1,5 +1,5 @@
-"""partners.py - who is measured with whom: a policy and its users, as flags and the policy's run
-name them. For evaluate.py and tools/chat.py.
+"""partners.py - the two sides of a measurement: a policy and its users, chosen by flags and by the
+policy's run. For evaluate.py and tools/chat.py.
 """
 
 from support import files
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     """A policy that is named by flags, before it is loaded."""
 
     name: str
-    label: str  # what results call it, if the weights are no toy's and no server's
+    label: str  # its name in results, unless the weights are the toy's or a server's
     weights: str | Path  # a directory, a name on the hub, or "toy"
     run_settings: dict  # of the run that made it; {} if it is no run of this project
     home: Path | None  # the directory of that run
@@ -50,7 +50,7 @@ def find_weights(name, step):
         # that the run started from.
         weights = run_settings["model"]
         if path.is_dir():
-            state_of(path)  # which refuses a part of a copy
+            state_of(path)  # it refuses an incomplete copy
             weights = path
         return Found(name, str(path), weights, run_settings, directory)
     if step is not None:
@@ -64,8 +64,8 @@ def find_weights(name, step):
 
 
 def checkpoint_of_run(directory, step):
-    """The checkpoint of a run: that of `step`, None for the newest. Raises BadInput if it is not
-    there, but for step 0, which need not be."""
+    """The checkpoint of a run: that of `step`, None for the newest. Raises BadInput if it is
+    missing; only that of step 0 may be missing."""
     existing = checkpoints(directory)
     path = directory / f"checkpoint-{step or 0:06d}"
     if step is None and existing:
@@ -79,15 +79,15 @@ def checkpoint_of_run(directory, step):
 class LoadedPolicy:
     """A policy that is ready to talk."""
 
-    label: str  # what results call it
+    label: str  # its name in results
     settings: dict  # how it replies: thinking or not, temperature, tokens ...
     home: Path | None  # as Found's
     make_agent: Callable  # seed -> Agent
 
 
 def settings_of_policy(run_settings, args, is_toy):
-    """How a policy replies. What its run says holds, where there is a run; a flag only fills in
-    what no run says, but for --max-tokens, which decides. args: the flags of
+    """How a policy replies: as its run says, if there is one. A flag only sets what no run says,
+    except --max-tokens, which overrides the run. args: the flags of
     `add_flags_of_talk`."""
     return {
         "think": run_settings.get("think", args.think),
@@ -100,7 +100,7 @@ def settings_of_policy(run_settings, args, is_toy):
 
 
 def load_policy(found, args):
-    """The LoadedPolicy that was `found`. args: the flags of `add_flags_of_talk`. Raises BadInput or
+    """The LoadedPolicy of `found`. args: the flags of `add_flags_of_talk`. Raises BadInput or
     BadModel."""
     name, label, weights, run_settings, home = found
     kind, model_name, url = split_name(name)
@@ -153,18 +153,18 @@ def system_prompt(settings):
 
 
 class ServerAgent:
-    """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. What
-    its server refuses costs its dialogue."""
+    """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. If
+    the server refuses a request, the dialogue is lost."""
 
     def __init__(self, server, settings, seed):
-        """seed: does nothing; a server draws its own random numbers."""
+        """seed: has no effect; a server draws its own random numbers."""
         self.server, self.settings = server, settings
         self.messages = [{"role": "system", "content": system_prompt(settings)}]
-        self.segments = []  # `converse` files an agent's tokens with the episode: here are none
-        self.cut = 0  # replies that the limit of tokens ended, or that are empty
+        self.segments = []  # `converse` files an agent's tokens with the episode: here it has none
+        self.cut = 0  # replies that the token limit cut, or that are empty
 
     async def reply(self, line):
-        """As rollout.Agent.reply, but for the tokens. A thought that the server has taken out of
+        """As rollout.Agent.reply, but without tokens. A thought that the server has taken out of
         the reply is put back in front of it. Raises SimulatorFailed."""
         self.messages.append({"role": "user", "content": line})
         text = await self.server.chat(self.messages, self.settings["max_tokens"])
@@ -178,8 +178,8 @@ class ServerAgent:
 
 # -------------------------------------------------------------------------------- who talks to whom
 
-# What --simulator, --lang, --difficulty and --reader are where neither a flag nor the policy's run
-# says it.
+# The values of --simulator, --lang, --difficulty and --reader if neither a flag nor the policy's
+# run sets them.
 USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla", "reader": None}
 
 
@@ -194,7 +194,7 @@ def who_talks(args, name):
     }
     player, lang, reader = (played_by[key] for key in ("simulator", "lang", "reader"))
     users, held_out = users_to_measure_with(args, found, player, lang)
-    if args.simulator and not args.reader:  # another user hears by itself
+    if args.simulator and not args.reader:  # the run's reader belongs to the run's simulator
         reader = None
     simulator = make_simulator(
         player,
@@ -222,7 +222,7 @@ def who_talks(args, name):
 
 
 def user_label(name):
-    """What a --simulator value is called in results: the model, wherever it is served."""
+    """The name of a --simulator value in results: the model, without its address."""
     kind, model, _ = split_name(name)
     return model or kind
 
@@ -240,7 +240,7 @@ def users_to_measure_with(args, found, simulator_name, lang):
         users = load_profiles(file)
         check_playable(simulator_name, users)
         return users, False
-    # a run that names no files trained with the toy's other users
+    # a run without --profiles was trained with the toy's other users
     paths = found.run_settings.get("profiles")
     count = found.run_settings["eval_size"] if paths else 128
     _, users = users_of_run(paths, count, simulator_name)
@@ -258,7 +258,7 @@ def add_flags_of_talk(parser):
     add = parser.add_argument
     add("--step", type=natural, metavar="N", help="of a run; 0: its start (default: the newest)")
     add("--lang", choices=["en", "zh"], help="of the prompts (default: the run's, or en)")
-    add("--think", action="store_true", help="it thinks before it replies (a run says so itself)")
+    add("--think", action="store_true", help="think before each reply (a run has its own setting)")
     add("--max-tokens", type=positive, metavar="N", help="of a reply (default: the run's, or 2048)")
     add(
         "--context",
@@ -274,10 +274,10 @@ def add_flags_of_talk(parser):
     )
     text = "toy, toy-weak, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
     add("--simulator", type=from_anywhere, help=f"model that plays the users: {text}")
-    text = "openai:MODEL@URL or local:DIR (default: the run's, without --simulator)"
-    add("--reader", type=from_anywhere, help=f"model whose feelings are read: {text}")
+    text = "openai:MODEL@URL or local:DIR (default: the run's, if there is no --simulator)"
+    add("--reader", type=from_anywhere, help=f"model that hears for the user: {text}")
     add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
-    add("--world", choices=["chit-chat"], help="users who chat, in place of users with a trouble")
+    add("--world", choices=["chit-chat"], help="users who chat, in place of users in trouble")
     add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")
     start = INITIAL_EMOTION["benchmark"]
     add("--start", type=emotion_value, metavar="E", default=start, help="emotion (default: 40)")

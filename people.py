@@ -1,8 +1,8 @@
-"""people.py - who the users are: profiles, who is trained on and who is held out (SAGE 2.1; RLVER
-2.1); and replies to some of them, of which it is known how good they are.
+"""people.py - who the users are: profiles, and the split into training and held-out users (SAGE
+2.1; RLVER 2.1); and replies of known quality to some of them.
 
 From top to bottom: a person; files of people, and the toy's; the people of a step; known
-replies; whom a simulator can play.
+replies; the people that a simulator can play.
 """
 
 from support.answers import PROMPTS
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from emotion import NEEDS
 from toy import world
 
-# What a talk is for. The prompts' purpose_*.txt tell it to the model.
+# The purposes of a talk. The prompts' purpose_*.txt tell them to the model.
 PURPOSES = (
     "eq",  # a heart-to-heart: the user is troubled (all released users)
     "target",  # chit-chat: first a small aim of the user's own, then what the user loves
@@ -37,11 +37,11 @@ class Profile:
     scene: str  # the background: what happened, how replies are taken
     main_cha: str  # persona group: negative, passive or avoidant
     cha_group: list  # traits
-    task: str  # the hidden intention: what this person needs from the talk, and does not say
+    task: str  # the hidden need: what this person wants from the talk, but does not say
     topic: str = ""
     first_talk: str = ""  # a fixed first line (the benchmark's profiles have one)
-    need: str = ""  # the name of the need that `task` words, a key of NEEDS; released files: none
-    target: str = "eq"  # what the talk is for: one of PURPOSES
+    need: str = ""  # the name of the need in `task`, a key of NEEDS; released files have none
+    target: str = "eq"  # the purpose of the talk, one of PURPOSES
 
 
 def story_of(profile):
@@ -87,8 +87,8 @@ def users_of_run(paths, held_out, simulator_name):
         one file         the rest          its last fifth, at least one user
         two files        the first file    the second file
 
-    Raises BadInput, also for two files that share users: a score on users that were trained on says
-    nothing about others."""
+    Raises BadInput, also for two files that share users: a score on training users says nothing
+    about others."""
     if not paths:
         if simulator_name not in SCRIPTED:  # the toy's users are for the scripted ones alone
             raise BadInput(
@@ -117,8 +117,8 @@ def users_of_run(paths, held_out, simulator_name):
 
 
 def refuse_other_heldout(out, users):
-    """Raise BadInput if the run in `out`, if there is one, held out others than these `users`,
-    because its profiles have changed."""
+    """Raise BadInput if there is a run in `out` that held out other users than these `users`: its
+    profiles have changed."""
     ids = [profile.id for profile in users]
     if read_json(out / "heldout.json").get("ids", ids) != ids:
         raise BadInput(
@@ -133,8 +133,8 @@ def profiles_of_step(people, count, seed, step):
     all steps. The people of a need are shuffled anew whenever all of them have had their turn.
     People whose need is not named count as one need.
 
-    (Drawn from all people alike, a batch of 8 groups has no user of a given need in one step of
-    three. What the policy says to them can then change for several steps without being paid.)"""
+    (If users were drawn from all people alike, 8 groups would lack a given need in one step of
+    three. Replies to such users could then change for several steps without a reward.)"""
     of_need = {}  # {need: its people}
     for person in people:
         of_need.setdefault(person.need, []).append(person)
@@ -151,7 +151,7 @@ def profiles_of_step(people, count, seed, step):
 
 def known_replies(used):
     """The rows of prompts/replies.jsonl that are `used` for "weights", "test" or "fitness", each
-    with the "profile" that it is said to, and the "dialogue" that it ends."""
+    with the "profile" of the person who hears it, and the "dialogue" that ends with it."""
     people = toy_profiles("train") + toy_profiles("heldout")
     people += load_profiles(PROMPTS / "profiles" / "en_test.jsonl")
     profiles = {profile.id: profile for profile in people}
@@ -171,7 +171,7 @@ def known_replies(used):
 
 def check_playable(simulator_name, profiles):
     """Raise BadInput if this simulator cannot play one of `profiles`. A language model can play
-    everybody; the scripted users play the toy's people."""
+    everybody; the scripted users can play only the toy's people."""
     if simulator_name not in SCRIPTED:
         return
     for profile in profiles:

@@ -1,7 +1,7 @@
 """policy.py - what is trained: dialogues packed as rows, log-probs, the critic (RLVER 2.2, 2.3).
 
 The policy pi_theta reads the dialogue so far and samples a reply, in think mode after a thought
-that nobody else ever sees. All trained log-probs come from `Policy.forward`, at the temperature of
+that the user never sees. All trained log-probs come from `Policy.forward`, at the temperature of
 sampling.
 
 Run it alone to see how one dialogue is packed:  python policy.py
@@ -37,12 +37,12 @@ class Batch:
         action     .  .  x  x  .  .  x        sampled, hence trained
 
     a sees p q; b sees p q a; r sees p q; s sees p q r; c sees p q r s. One forward pass gives every
-    token the log-prob that it has in a row of its own, at about a third of the tokens that one row
-    per turn would take.
+    token the same log-prob as one row per turn would, with about a third of the tokens of such
+    rows.
 
     A sampled token is predicted by the token before it in memory (q for a, s for c), so log-probs
-    and V shift by one place, as in any causal model. r stands behind b but is not sampled, so
-    nobody asks for its log-prob.
+    and V shift by one place, as in any causal model. r stands behind b but is not sampled, so its
+    log-prob is not needed.
     """
 
     ids: torch.Tensor  # [B, L] long
@@ -51,7 +51,7 @@ class Batch:
     action_mask: torch.Tensor  # [B, L] bool, True where the policy sampled the token
     engine_log_probs: torch.Tensor  # [B, L] float, 0 where it did not
     turn: torch.Tensor  # [B, L] long, k where it was sampled in turn k, 0 elsewhere
-    reward: torch.Tensor  # [B, T] float, of each turn; 0 of a `dummy_batch`: average over actions
+    reward: torch.Tensor  # [B, T] float, of each turn; 0 in a `dummy_batch`: average over actions
     group: torch.Tensor  # [B] long
 
     def to(self, device):
@@ -63,7 +63,7 @@ def pack(episodes, pad_id=0, reward="terminal", multiple=1):
     """Lay `episodes` out as one Batch. Its length L is that of the longest one, rounded up to a
     multiple of `multiple`. reward: the kind, as in Episode.turn_rewards.
 
-    Padding is pad_id at position 0 on branch -1, and False or 0 in all else."""
+    Padding is pad_id at position 0 on branch -1, and False or 0 in all other fields."""
     rows = [lay_out(episode) for episode in episodes]
     longest = max(len(row.ids) for row in rows)
     length = math.ceil(longest / multiple) * multiple
@@ -99,8 +99,8 @@ class Row:
 def lay_out(episode):
     """The segments of a dialogue, one behind the other, as a Row.
 
-    A turn is a sampled segment, whether it is a branch or trunk. A branch begins at the position
-    where the trunk stands; its later segments continue it, and the trunk does not move."""
+    A turn is a sampled segment, in a branch or in the trunk. A branch begins at the position where
+    the trunk stands; its later segments continue it, and the trunk does not move."""
     row, turn = Row(), 0
     next_position = {0: 0}  # {branch: position of its next token}; branch 0 is the trunk
     for s in episode.segments:
@@ -199,11 +199,11 @@ def split_batch(
 
 
 def tree_mask(branch):
-    """Who sees whom, [B, 1, L, L] bool: key k is visible to query q if it is not later and is
-    trunk, or of q's own branch.
+    """Which token sees which, [B, 1, L, L] bool: key k is visible to query q if it is not later
+    and is in the trunk or in q's own branch.
 
-    A padding token sees only itself: a row without any True would be a softmax over nothing,
-    that is NaN.
+    A padding token sees only itself: without any True in its row, the softmax would be over
+    nothing, that is NaN.
     """
     length = branch.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool, device=branch.device).tril()
@@ -267,10 +267,10 @@ class Policy(nn.Module):
 
     Log-probs are those of the distribution that was sampled: same temperature, no top-p, no top-k.
 
-    At a vocabulary of 152,000 the logits of all positions would be most of the memory. So they are
-    computed in chunks of positions, of at most `max_logits` numbers each. Each chunk is computed
-    again in the backward pass; otherwise all chunks would be kept for it, and nothing saved. Where
-    one chunk is enough, as for the toy, nothing is computed twice.
+    With a vocabulary of 152,000 the logits of all positions would take most of the memory. So they
+    are computed in chunks of positions, of at most `max_logits` numbers each. Each chunk is
+    computed again in the backward pass; otherwise all chunks would be kept for it. If one chunk is
+    enough, as for the toy, nothing is computed twice.
 
     max_logits is 2^24 (64 MB in fp32) by default. On a GPU it is 2^27, so that chunks are few: each
     of them rounds the head's gradient once more.
@@ -301,11 +301,11 @@ class Policy(nn.Module):
 
 
 class Critic(nn.Module):
-    """V_phi: a transformer under a scalar head. The transformer is the given model's: of a second
-    one that was loaded for the critic or, with LoRA, of the policy's, on which both have adapters.
+    """V_phi: a transformer under a scalar head. The transformer is the given model's: a second
+    model, loaded for the critic, or, with LoRA, the policy's model, on which both have adapters.
 
-    V of a token is read from the hidden state before the token is emitted: an action's baseline may
-    not know the action. The head starts at zero: with a random one the first advantages would be
+    V of a token is read from the hidden state before the token is emitted: a baseline must not
+    depend on the action. The head starts at zero: with a random one the first advantages would be
     noise.
     """
 
@@ -330,9 +330,9 @@ def main():
         "and which token attends to which in it."
     ).parse_args()
     print("""A dialogue of two turns in one row. 10 to 13 are the trunk (0): the user's lines, and
-what later turns remember of the replies. 20 21 and 30 are what the policy sampled, hence trained:
-each turn's thought and reply on a branch (1, 2) of its own, which later turns do not see. A branch
-goes on where the trunk was left, and so does the trunk behind it.
+the visible text of the replies. The policy sampled 20 21 and 30, so these are trained. The thought
+and reply of each turn are a branch (1, 2), which later turns do not see. A branch continues the
+positions of the trunk, and the trunk then continues as if the branch were not there.
 """)
     segments = [
         Segment([10, 11]),  # p q: the first prompt
@@ -345,9 +345,9 @@ goes on where the trunk was left, and so does the trunk behind it.
     for name in ("ids", "positions", "branch", "action_mask"):
         print(f"{name:<12}", *(f"{int(x):3}" for x in getattr(batch, name)[0]))
     print("""
-Which token attends to which: x sees, . does not. A row is the token that looks (the query), a
-column the one that is looked at (the key): nothing later, and of what is earlier the trunk and its
-own branch.
+Which token attends to which (x: yes, .: no). A row is a query, a column is a key. No token attends
+to a later one. Of the earlier tokens, it attends to those of the trunk and to those of its own
+branch.
 """)
     ids = batch.ids[0].tolist()
     print(" " * 12, *(f"{token:3}" for token in ids))

@@ -1,14 +1,14 @@
 """ppo.py - Proximal Policy Optimisation for dialogues (RLVER 2.2; Schulman 2017), written by hand.
 
-Pure functions on tensors first; then the update, which takes models and optimizers: `ppo_update`
-is the main function, at the bottom, and `optimize` its loop of optimizer steps. Tensors are [B, L],
-if nothing else is said: B dialogues, L tokens, `mask` True where the policy sampled the token.
-Everything that is not the policy's (the user's lines, the chat template, padding) is skipped
-everywhere: in the loss, GAE, whitening, entropy, KL and all means.
+Pure functions on tensors come first, then the update, which takes models and optimizers:
+`ppo_update`, at the bottom, is the main function, and `optimize` its loop of optimizer steps.
+Tensors are [B, L] unless noted: B dialogues, L tokens, `mask` True where the policy sampled the
+token. All other tokens (the user's lines, the chat template, padding) are skipped everywhere: in
+the loss, GAE, whitening, entropy, KL and all means.
 
 RLVER's released code has clip 0.2, gamma 1, lambda 1, no KL, entropy 0.001, value clip 0.5, AdamW.
-With one optimizer step per rollout the ratio is 1 and the clip never acts; it takes two mini-batches
-or more to see it work. Run it alone for the smallest example:  python ppo.py
+With one optimizer step per rollout the ratio is 1 and the clip never acts; it can act from the
+second mini-batch on. Run it alone for the smallest example:  python ppo.py
 
 The metrics of an update. "Mean" is over the policy's tokens of all mini-batches, on all ranks:
 
@@ -32,7 +32,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-MAX_GRAD_NORM = 1.0  # to which the gradients of policy and critic are clipped, each by itself
+MAX_GRAD_NORM = 1.0  # the gradients of policy and critic are each clipped to this norm
 
 
 def identity(x):
@@ -57,8 +57,8 @@ def place_rewards(reward, turn):
     """Put the reward of turn k on the last token that the policy sampled in it: [B, T], [B, L] ->
     [B, L]. `turn`: as in `spread_over_tokens`.
 
-    RLVER pays once, in the last turn. The reward does not stand on the dialogue's last token: that
-    one may be the user's, and a reward on a masked token is lost.
+    RLVER gives one reward, in the last turn. It is not put on the dialogue's last token: that token
+    may be the user's, and a reward on a masked token is lost.
     """
     following = F.pad(turn[:, 1:], (0, 1))  # the turn of the next token in the row
     of_turn = spread_over_tokens(reward, turn)
@@ -73,9 +73,9 @@ def gae(rewards, values, mask, gamma, lam):
         return_t = A_t + V_t
 
     t + 1 is the *next token that the policy sampled*, however much the user said in between:
-    observation tokens are no actions, so they neither have a V nor decay anything. Behind the last
-    one there is nothing: V = 0 at the end, also at the turn limit, because the reward is observed
-    there and nothing is left to be bootstrapped.
+    observation tokens are no actions, so they have no V and do not decay anything. Behind the last
+    sampled token V = 0, also at the turn limit: the reward is observed there, so nothing is
+    bootstrapped.
 
     rewards, values: [B, L] float; mask: [B, L] bool. Returns (advantages, returns), [B, L], 0 where
     mask is False. Example, gamma = lam = 1, one reward of 1, V = 0.5:  mask 1 1 0 0 1  ->
@@ -83,7 +83,7 @@ def gae(rewards, values, mask, gamma, lam):
     """
     advantages = torch.zeros_like(rewards)
     next_value = next_advantage = torch.zeros_like(rewards[:, 0])
-    columns = mask.any(0).nonzero().ravel().tolist()  # elsewhere nobody acts: nothing changes
+    columns = mask.any(0).nonzero().ravel().tolist()  # the others hold no action
     for t in reversed(columns):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         advantage = delta + gamma * lam * next_advantage
@@ -98,9 +98,9 @@ def masked_mean_std(tensors, masks, reduce=identity, eps=1e-8):
     whole batch, not of one micro-batch). Returns (mean, sqrt(variance + eps)), the variance
     unbiased. Fewer than two entries on all ranks together give (0, 1): nothing to whiten.
 
-    `reduce` sums a tensor over ranks. It is a collective:
-    every rank must call it equally often, twice here, even a rank without entries. Sums are
-    float64, so that whitening a batch of equal numbers gives exactly 0.
+    `reduce` sums a tensor over ranks. It is a collective: every rank must call it equally often,
+    twice here, even a rank without entries. Sums are float64, so that whitening a batch of equal
+    numbers gives exactly 0.
     """
     count = sum(m.sum() for m in masks).double()
     total = sum(t[m].double().sum() for t, m in zip(tensors, masks))
@@ -156,8 +156,8 @@ def value_loss(values, old_values, returns, mask, value_clip):
 
 def importance_weights(old_log_probs, engine_log_probs, cap=2.0):
     """min(pi_old / pi_engine, cap), detached (truncated importance sampling; Yao et al. 2025). The
-    engine that sampled and the trainer that scores are two programs; where they differ the data is
-    off-policy, and this is the correction."""
+    engine that samples and the trainer that scores are two programs. Where their log-probs differ,
+    the data is off-policy, and these weights are the correction."""
     return (old_log_probs - engine_log_probs).exp().clamp(max=cap).detach()
 
 
@@ -171,7 +171,7 @@ def kl_penalty(log_probs, ref_log_probs, estimator, old_log_probs=None):
         k1         log pi - log ref. Unbiased, but as a loss its on-policy gradient is 0 in
                    expectation: it belongs in the *reward*, for PPO, and must not be differentiated.
         k2         (log pi - log ref)^2 / 2. As a loss, its on-policy gradient is that of KL(pi,
-                   ref): right.
+                   ref), the right one.
         k3         ref/pi - 1 - log(ref/pi), as in the GRPO paper. Unbiased and never negative as a
                    *value*; as a loss, its on-policy gradient is that of KL(ref, pi), the other
                    direction.
@@ -217,7 +217,7 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
 
     limits: None, or (limit of the mean, limit of the maximum). Raises SelfCheckFailed where one is
     exceeded: the engine then samples from weights that are not the trainer's, or at another
-    temperature, and the run would learn from somebody else's replies.
+    temperature, and the run would learn from the replies of another policy.
     """
     gaps_of_batches = []
     for batch, old in zip(batches, old_log_probs):
@@ -227,7 +227,7 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
     total, count = reduce(torch.stack([gaps.sum(), torch.ones_like(gaps).sum()])).tolist()
     mean = total / max(1.0, count)
     peak = gaps.max().item() if gaps.numel() else 0.0
-    # put this way round because NaN, which an engine can return, is not <= anything
+    # "not <=" instead of ">": an engine can return NaN, and every comparison with NaN is False
     if limits and not (mean <= limits[0] and peak <= limits[1]):
         raise SelfCheckFailed(
             "engine and trainer disagree about the sampled tokens: log-probs "
@@ -239,7 +239,7 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
 
 def check_first_ratio(log_probs, old_log_probs, mask, limit):
     """Raise SelfCheckFailed unless pi and pi_old agree before the first step: log(pi / pi_old)
-    within `limit` of 0 for each of the policy's tokens. (NaN is not.) All [B, L]."""
+    within `limit` of 0 for each of the policy's tokens, and not NaN. All [B, L]."""
     log_ratio = (log_probs - old_log_probs)[mask].detach()
     if not log_ratio.numel():  # the policy says nothing in this micro-batch
         return
@@ -253,8 +253,8 @@ def check_first_ratio(log_probs, old_log_probs, mask, limit):
 
 
 def check_gradients(norm, critic_norm):
-    """Raise SelfCheckFailed if a gradient is not finite. To be called before any step: a weight
-    that is NaN once is NaN in every checkpoint to come."""
+    """Raise SelfCheckFailed if a gradient is not finite. It must be called before each step: once a
+    weight is NaN, it stays NaN in all later checkpoints."""
     if not math.isfinite(norm) or not math.isfinite(critic_norm):
         raise SelfCheckFailed(
             f"the gradient is not finite (norm {norm}, the critic's {critic_norm}); "
@@ -280,15 +280,15 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
                    reduce, which sums a tensor over ranks, and world_size, their number
                    gap_limits of `logp_gap`, and ratio_limit of `check_first_ratio`
     minibatches    a list (optimizer steps) of lists (micro-batches) of Batch
-    old_log_probs  log pi_old of all micro-batches before the first step, a list of [B, L]. As the
-                   trainer scores them, not the engine
+    old_log_probs  log pi_old of all micro-batches before the first step, a list of [B, L], scored
+                   by the trainer, not by the engine
     advantages     a list of [B, L], one per micro-batch
     cfg            the settings clip_eps, entropy_coef, kl_coef, kl_estimator, value_clip
-    ref            log pi_ref, likewise; None where kl_coef is 0
-    old_values     V_old, likewise, and
-    returns        R, likewise: then the critic is stepped on the same mini-batches
+    ref            log pi_ref, likewise; None if kl_coef is 0
+    old_values     V_old, likewise; None for GRPO
+    returns        R, likewise; None for GRPO: the critic is stepped only if they are given
 
-    Returns the metrics of the module's docstring, but for explained_variance. Raises
+    Returns the metrics of the module's docstring, except explained_variance. Raises
     SelfCheckFailed before the first step, if a first ratio is not 1 or if the engine disagrees with
     the trainer; and before any step whose gradient is not finite.
     """
@@ -301,7 +301,7 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     k = 0  # counts micro-batches
     for step, micros in enumerate(minibatches):
         # The loss is a mean over the policy's tokens of the whole mini-batch, on all ranks. A mean
-        # of means of micro-batches would weigh the tokens of short dialogues more.
+        # of means of micro-batches would weigh the tokens of small micro-batches more.
         tokens = models.reduce(sum(batch.action_mask.sum() for batch in micros)).clamp(min=1)
         for batch in micros:
             mask = batch.action_mask
@@ -320,14 +320,14 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
                 loss = loss + cfg.kl_coef * penalty[mask].sum()
 
             # Backward: gradients add up over the micro-batches. FSDP averages them over the ranks,
-            # where their sum is meant, so the loss is multiplied by the number of ranks.
+            # but their sum is needed, so the loss is multiplied by the number of ranks.
             (loss / tokens * models.world_size).backward()
             if critic:
                 values = critic(batch)
                 critic_loss = value_loss(values, old_values[k], returns[k], mask, cfg.value_clip)
                 (critic_loss / tokens * models.world_size).backward()
 
-            # pi_old sampled, so this is KL(pi_old, pi).
+            # The tokens are samples of pi_old, so this is KL(pi_old, pi).
             moved = kl_penalty(old[mask], log_probs[mask].detach(), "k3")
             sums += torch.tensor(
                 [moved.sum().item(), entropy[mask].sum().item(), clipped.item(), mask.sum().item()],
@@ -375,7 +375,7 @@ def ppo_update(models, minibatches, cfg):
     ref = log_probs_of(models.reference, batches) if cfg.kl_coef else None
     with torch.no_grad():
         old_values = [models.critic(batch) for batch in batches]
-    # 2. The reward on the last policy token of its turn, a k1 penalty on all of them.
+    # 2. The reward on the last policy token of its turn, a k1 penalty on every policy token.
     rewards = [place_rewards(batch.reward, batch.turn) for batch in batches]
     if kl_in_rewards:
         for k, mask in enumerate(masks):

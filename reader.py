@@ -1,15 +1,15 @@
-"""reader.py - feelings that are read and not written: `--reader`.
+"""reader.py - the emotion read from log-probs, not from a written answer: `--reader`.
 
 In the paper f_emo is written: a language model analyses the reply and writes a number. A small
-model writes nearly the same number whatever it hears. Asked a question that one word answers, the
-same model knows better; what it knows is read from its log-probs:
+model writes nearly the same number for every reply. It tells replies apart better in its log-probs
+for the answer to a yes-or-no question. These log-probs are read:
 
     x_q = log p(yes) - log p(no)             of question q about the reply, at the next token
     z_q = (x_q - mean_q) / std_q             mean and std over 60 known replies, of this model
     change = round(clip(BIAS + sum_q w_q z_q, -10, 10))
 
 One token for each question: nothing is parsed, and a reply cannot forge a form. (It can still talk
-to the model: "This reply helps the person." docs/small.md has what that gains.)
+to the model: "This reply helps the person." docs/small.md measures what that gains.)
 
 The questions stand in prompts/LANG/reader/, behind a beginning that all of them share: the person's
 story and last line, then what the friend has said, as JSON. This command measures whether a model
@@ -35,34 +35,34 @@ from emotion import clamp_change
 
 # The words whose log-odds are read, "yes" first.
 WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
-LIKELIEST = 20  # how many of the likeliest next tokens a model tells
+LIKELIEST = 20  # how many of the likeliest next tokens a model returns
 LEAST_MASS = 0.5  # of both words together; with less the model was about to say something else
 # How much a question counts: points of emotion per standard deviation of its log-odds over the
 # replies of prompts/replies.jsonl that are marked "weights". The weights were chosen with these,
 # too.
 WEIGHTS = {
-    # "Does the reply bring something new, and not the same words again?" Yes to a reply to the
-    # point, more than to warm words that fit anybody.
+    # "Does the reply bring something new, and not the same words again?" To people with a short
+    # story, a reply to the point gets a stronger yes than warm words that fit anybody.
     "new": 3.0,
-    # "Does the reply give the person what they secretly need?" It alone is told what that is.
+    # "Does the reply give the person what they secretly need?" Only this question names the need.
     "need": 1.5,
-    # "Does this reply help this person?" No to words without sense. Little, because it likes any
-    # warmth.
+    # "Does this reply help this person?" Words without sense get a no. The weight is small, because
+    # all warm words get a yes.
     "helps": 0.5,
     # "Is the reply only a copy of words that stand above?" A small model answers every question as
-    # if it were "is it a good reply?", this one, too. Where it says yes more than the other three
+    # if it were "is it a good reply?", this one, too. If its yes is stronger than the other three
     # answers explain, the reply is a copy of earlier words.
     "copied": -1.2,
 }
-BIAS = -0.5  # the change at z = 0: the average of those sixty replies lifts nobody
+BIAS = -0.5  # the change at z = 0: an average reply of those sixty does not lift the emotion
 
 
 def log_odds(likeliest, words):
-    """(log p(yes) - log p(no), p(yes) + p(no), the words that are not there) of a next token.
+    """(log p(yes) - log p(no), p(yes) + p(no), the missing words) of a next token.
 
     likeliest: [(text of a token, log-prob)], the LIKELIEST ones; words: a pair of WORDS. Tokens
-    that differ in case or blanks are the same word. A word that is not there has at most the
-    probability of the least likely token, and is given that."""
+    that differ in case or blanks are the same word. A missing word has at most the probability of
+    the least likely token, and gets that one."""
     found = {}  # {word: log-prob}
     for text, log_prob in likeliest:
         word = text.strip().casefold()
@@ -74,14 +74,14 @@ def log_odds(likeliest, words):
 
 
 class Reader(Caller):
-    """Hears replies for all users. `check` sets `scale`, without which nothing is heard."""
+    """Hears replies for all users. `check` must set `scale` before the first one."""
 
     def __init__(self, source, lang="en", **shared):
         """source: a model with `async likeliest(prompts, count)`. shared: a Caller's."""
         super().__init__(self.read, **shared)
         self.source, self.name, self.words = source, source.name, WORDS[lang]
-        # {has the friend said anything before this reply?: what all questions begin with}. Where an
-        # empty list of earlier replies is shown, a small model tells replies apart less well.
+        # {has the friend said anything before this reply?: the beginning of all questions}. With an
+        # empty list of earlier replies, a small model tells replies apart less well.
         person, friend, reply = load_prompt("person", lang, "reader").split("\n")
         self.beginning = {True: f"{person}\n{friend}\n{reply}", False: f"{person}\n{reply}"}
         # {name: [the question, what f_reply is told of a reply above the mean of the known ones,
@@ -90,9 +90,9 @@ class Reader(Caller):
         self.scale = {}  # {question: (mean, std) of its log-odds over known replies}
 
     def questions(self, story, task, line, earlier, reply):
-        """The prompts about a reply, one for each of WEIGHTS, all with the same beginning: to a
-        person with this story, who needs this `task` and has just said `line`; earlier: what the
-        friend has said before."""
+        """The prompts about a `reply`, one for each of WEIGHTS, all with the same beginning. story,
+        task: the person's story and need; line: what the person has just said; earlier: the
+        friend's earlier replies."""
         values = {"story": story, "task": task, "line": " ".join(line.split())}
         values |= {"earlier": as_json(earlier), "reply": as_json(reply)}
         beginning = self.beginning[bool(earlier)]
@@ -136,14 +136,14 @@ class Reader(Caller):
         return {"log_odds": found, "z": z, "sum": total, "change": clamp_change(round(total))}
 
     async def check(self, replies):
-        """Set `scale` by known replies, each the prompts of `ask`: log-odds of one model mean
-        nothing for another. Raises BadModel if the words are not what the model is about to say."""
+        """Set `scale` by known replies, each the prompts of `ask`: log-odds of two models cannot be
+        compared. Raises BadModel if the model is about to say other words than yes or no."""
         try:
             found = await asyncio.gather(*map(self.ask, replies))
         except UnreadableAnswers as error:
             raise BadModel(
-                f"{self.name} cannot be read: {error}. A model that thinks first, or writes "
-                "Markdown, may be told not to by --template-args; else take another one"
+                f"{self.name} cannot be read: {error}. If the model thinks first, or writes "
+                "Markdown, try to switch this off by --template-args; else use another model"
             ) from None
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None

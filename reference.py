@@ -1,6 +1,6 @@
 """reference.py - what is kept of the starting policy: the reference of a KL in the loss
-(Reference), and a few of its dialogues, by which the distance from it is measured without it
-(DistanceFromStart).
+(Reference), and a few of its dialogues, which measure the distance from it when its weights are not
+in memory (DistanceFromStart).
 """
 
 from support.loading import load_tensors
@@ -19,8 +19,8 @@ START_DIALOGUES = 8  # of the starting policy, for DistanceFromStart
 
 
 class Reference:
-    """pi_ref as ppo.py and grpo.py call it: batch -> (log pi_ref, None). Each pass also adds up
-    what ref_perplexity is made of."""
+    """pi_ref as ppo.py and grpo.py call it: batch -> (log pi_ref, None). Each pass also adds to the
+    sums of ref_perplexity."""
 
     def __init__(self, policy):
         """policy: a Policy, or the reference's AdapterView, that is never trained."""
@@ -41,7 +41,7 @@ class Reference:
     def take_perplexity(self):
         """exp of the mean negative log-likelihood of the policy's tokens under pi_ref, at
         temperature 1 and given the dialogue, over all passes of all ranks since the last call. It
-        says whether the starting model would have spoken like that. None if there were no
+        shows how unusual the tokens are for the starting policy. None if there were no
         tokens."""
         negative_log_likelihood, tokens = all_reduce_sum(self.sums).tolist()
         self.sums = torch.zeros(2, dtype=torch.float64)
@@ -58,7 +58,7 @@ class DistanceFromStart:
         self.path = path
 
     def keep(self, episodes):
-        """Write the file, of the first of these episodes of all ranks, and read it."""
+        """Write the first of these episodes, over all ranks, to the file, and read it."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
         episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
         kept = []

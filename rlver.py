@@ -1,18 +1,18 @@
 """rlver.py - train a model to comfort people: the whole loop, from top to bottom.
 
     python rlver.py --steps 10 --eval-size 32       a demonstration of half a minute
-    python rlver.py --algo grpo --think             the toy, thinking: about two minutes
-    python rlver.py --algo ppo                      PPO, speaking without thinking
+    python rlver.py --algo grpo --think             the toy in think mode: about two minutes
+    python rlver.py --algo ppo                      PPO in direct mode, without thoughts
 
-    1. converse     the policy replies, the user's emotion moves; at the end it is the reward
+    1. converse     the policy replies, the user's emotion moves; its last value is the reward
     2. roll out     many dialogues at once; a group is one user and one first line (rollout.py)
     3. update       advantages and clipped policy-gradient steps (ppo.py, grpo.py)
     4. sync         the new weights go to the engine that samples
     5. log          a line of metrics, every dialogue word for word
     6. evaluate     held-out users, before and after; and save checkpoints
 
-`train` is the loop; what it calls stands below, in the order of use. Flags, torchrun, files,
-printing and pictures are in support/: a first reading may skip them.
+`train` is the loop. The functions that it calls follow in the order of use. Flags, torchrun, files,
+printing and pictures are in support/; a first reading can skip them.
 """
 
 # support comes first: it sets up what must be set up before torch is imported
@@ -178,8 +178,8 @@ def hold_dialogues(cfg, run, simulator, models, save, profiles, group_size, kind
     those of all ranks (without tokens), and what run.log_dropped counts. Raises TooManyLost, after
     a checkpoint (`save`), if more than a fifth were dropped.
 
-    Every dialogue has an rng of its own, seeded by (seed, kind, step, its number in the whole
-    batch): resumed or not, on however many ranks, the same is drawn."""
+    Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
+    draws depend neither on a resume nor on the number of ranks."""
     models.engine.forget()
     if not cfg.toy:
         return_freed_memory()
@@ -235,10 +235,10 @@ def evaluation_is_due(cfg, step):
 
 
 def row_of_step(cfg, models, distance, state, episodes, all_episodes, counts, metrics):
-    """The line of metrics.jsonl of a training step. counts: of `hold_dialogues`; metrics: of the
-    update."""
+    """The line of metrics.jsonl for a training step. counts: from `hold_dialogues`; metrics: from
+    the update."""
     batch = batch_metrics(all_episodes, cfg.think, cfg.compares_groups)
-    replies = batch["episodes"] * batch["turns"]  # turns: the mean of a dialogue
+    replies = batch["episodes"] * batch["turns"]  # turns: the mean per dialogue
     sampled = sum(e.tokens_sampled for e in episodes)
     sampled = ranks.all_reduce_sum(torch.tensor(sampled)).item()
     return {
@@ -250,9 +250,9 @@ def row_of_step(cfg, models, distance, state, episodes, all_episodes, counts, me
         **metrics,
         "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),
         "kl_start": distance.kl(),
-        # None without a KL: then the reference scores nothing while training
+        # None without a KL: the reference then scores nothing in training
         "ref_perplexity": models.reference and models.reference.take_perplexity(),
-        # the training users' emotion, less the last score of the held-out ones
+        # the training users' emotion minus the last score of the held-out users
         "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
         "tokens_sampled": sampled + counts["tokens_dropped"],
     }

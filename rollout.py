@@ -2,12 +2,12 @@
 left).
 
 `converse` is the dialogue, line for line: the policy replies, the user feels, the user answers.
-`rollout` holds many at the same time; each waits for nobody but its own model and user.
+`rollout` holds many at the same time; each waits only for its own model and user.
 
-Two rules, both broken by the released code, are kept by Agent:
+Agent keeps two rules, both broken by the released code:
 
-  * Tokens in, tokens out. Trained ids are the very ids that were sampled. Nothing is decoded and
-    encoded again.
+  * Tokens in, tokens out. The trained ids are the sampled ids. Nothing is decoded and encoded
+    again.
   * The mask is set when a token is sampled. A token is trained because the policy sampled it, not
     because of its value.
 
@@ -32,8 +32,8 @@ from emotion import INITIAL_EMOTION
 @dataclass
 class Segment:
     """A run of tokens with one origin. `branch` 0 is the trunk, which all later tokens see. Branch
-    k > 0 holds one reply as it was sampled, with the template's opening, where later turns see
-    something else (mostly because it has a thought); only tokens of the same branch see it.
+    k > 0 holds one reply as it was sampled, with the template's opening, if later turns see another
+    text (mostly because the reply has a thought). Only tokens of the same branch see it.
     `log_probs` are those of the engine, None for tokens that the policy did not sample."""
 
     ids: list
@@ -53,9 +53,9 @@ class Reply:
 
 @dataclass
 class Turn:
-    """One turn of a dialogue, as it is logged. None: it did not come to that."""
+    """One turn of a dialogue, as it is logged. A field is None if the turn ended before it."""
 
-    reply: str  # what the user was told; of a malformed reply all that was sampled
+    reply: str  # what the user was told; for a malformed reply the whole sampled text
     thought: str
     user: str = None  # the user's answer
     analysis: str = None  # the whole answer of f_emo
@@ -65,7 +65,7 @@ class Turn:
 
 @dataclass
 class Episode:
-    """All there is to know of one dialogue."""
+    """The record of one dialogue."""
 
     # the dialogues of one group have the same profile and the same first line
     profile_id: str
@@ -74,7 +74,7 @@ class Episode:
     number: int = 0  # in its batch, over all ranks
     turns: list = field(default_factory=list)  # [Turn]
     segments: list = field(default_factory=list)  # [Segment], in time order
-    cut: int = 0  # replies that the limit of tokens ended
+    cut: int = 0  # replies cut by the token limit
     ended: str = ""  # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
     emotion: int = 0
     reward: float = 0.0  # e_T / 100, or 0 if malformed
@@ -89,13 +89,13 @@ class Episode:
         """The reward of each turn in which the policy sampled, a list.
 
             terminal    0 ... 0 e_T / 100                   RLVER 2.1: once, at the end
-            delta       r_t = (e_t - e_{t-1}) / 100         what each reply did
+            delta       r_t = (e_t - e_{t-1}) / 100         the effect of each reply
 
-        Deltas telescope: with gamma = 1 the return from turn t on is (e_T - e_{t-1}) / 100, e_0 the
-        emotion before the first reply. That is potential-based shaping (Ng 1999): the best policy
-        is the same. The noise may be less, because a turn is no longer credited with what came
-        before it. A malformed reply ends at e_T = 0 and so takes back all that was earned; where
-        the clamp to 0..100 cut a change short, what counts is how far the emotion moved.
+        Deltas telescope: with gamma = 1 the return from turn t on is (e_T - e_{t-1}) / 100, where
+        e_0 is the emotion before the first reply. This is potential-based shaping (Ng 1999): the
+        optimal policy is the same. The variance may be lower, because a turn is not credited with
+        earlier turns. A malformed reply sets e_T = 0, so its delta takes back all that was earned.
+        Where the clamp to 0..100 shortens a change, the actual move of the emotion counts.
         """
         turns = sum(s.log_probs is not None for s in self.segments)
         if kind == "terminal":
@@ -135,8 +135,8 @@ def split_thought(text):
         a <think> b </think> c           a <think> b    c               yes: text before the thought
         <think> a </think> b </think>    a              b </think>      yes: a tag twice
 
-    (The released code checks nothing: a reply without `</think>` goes to the user whole, thoughts
-    and all.)
+    (The released code checks nothing: a reply without `</think>` goes to the user whole, with its
+    thought.)
     """
     body = text.strip()
     thought, _, visible = body.removeprefix("<think>").partition("</think>")
@@ -158,11 +158,11 @@ def take_thoughts(text):
         a <think> b                b          a          no </think>: a thought up to the end
         a </think> b               a          b          no <think>: a thought from the beginning
         <think></think> a </think> b
-                                   a          b          as models do whose template opens a reply
+                                   a          b          from models whose template opens a reply
                                                          with an empty thought
 
-    So first each `<think>...</think>` is taken out, and then all that stands before a `</think>`
-    that is left."""
+    First each `<think>...</think>` is taken out, then everything before a remaining
+    `</think>`."""
     between = re.compile("<think>(.*?)(?:</think>|$)", re.DOTALL)
     *thoughts, visible = between.sub("", text).split("</think>")
     thoughts += between.findall(text)
@@ -170,7 +170,7 @@ def take_thoughts(text):
 
 
 def read_reply(text, think):
-    """The Reply that a sampled text is, in think or in direct mode."""
+    """Read a sampled text as a Reply, in think or in direct mode."""
     if think:
         thought, visible, malformed = split_thought(text)
         return Reply(text, visible, thought, malformed)
@@ -178,52 +178,52 @@ def read_reply(text, think):
     return Reply(text, visible, thought, malformed=False)
 
 
-# The second number of every seed of sampling, behind the run's own: what kind of text is sampled.
-# So no two kinds draw the same random numbers.
+# The second number of every sampling seed, after the run's own: the kind of text that is sampled.
+# No two kinds draw the same random numbers.
 SEEDS = {"training": 0, "evaluation": 1, "probe": 2, "benchmark": 3}
 
 
 class Agent:
-    """The policy's side of one dialogue: `reply` answers a line of the user; tokens stay here.
+    """The policy's side of one dialogue: `reply` answers a line of the user and keeps the tokens.
 
     engine      samples: generate(ids, max_tokens, rng, key) returns (sampled ids, log-probs)
     chat        a ChatFormat (support/chat_format.py): the model's chat template, cut into token ids
     think       whether every reply has to begin with a thought
-    max_tokens  the longest reply, in tokens: thought and stop token are counted
+    max_tokens  the longest reply in tokens, thought and stop token included
     context     the most tokens that the model can read at once, prompt and reply together
     seed        of this dialogue's random draws
 
-    What is used of `chat`:
+    Agent uses these members of `chat`:
 
     first_prompt(line)   ids from the beginning to where the first reply is sampled: system prompt,
-                         the user's line, the template's scaffold
+                         the user's line, the template's own tokens
     next_prompt(line)    ids from behind the last stop token to where the next reply is sampled
-    opening              ids that the template puts in front of a reply that is being sampled, and
-                         of no past one ("<think>\\n" of models that always think); mostly none
+    opening              ids that the template puts in front of a new reply, but not of past ones
+                         ("<think>\\n" of models that always think); mostly none
     opening_text         their text, which counts as the beginning of the reply's text
     past_reply(visible)  ids of a reply as later turns see it, its stop token included
-    stop_id, stop_ids    the id behind each reply; all ids that end one
+    stop_id, stop_ids    the id behind each reply; all ids that end a reply
     decode               ids -> their text
     """
 
     def __init__(self, engine, chat, *, think, max_tokens, context, seed):
         self.engine, self.chat, self.think = engine, chat, think
         self.max_tokens, self.context = max_tokens, context
-        # one generator a dialogue: its draws do not depend on who shares the batch with it
+        # one generator per dialogue: its draws do not depend on the rest of the batch
         self.rng = np.random.default_rng(seed)
         self.segments, self.trunk = [], []  # the trunk: the ids that all later turns see
-        self.cut = 0  # replies that max_tokens ended (not those for which the context had no room)
+        self.cut = 0  # replies cut by max_tokens (not those cut by the end of the context)
 
     async def reply(self, line):
         """Sample one reply to `line`. Returns a Reply, or None if the prompt leaves no room in the
-        context for one sampled token and a stop token. (The stop token is ours to add where
-        max_tokens cuts the reply, or another of the model's stop ids ended it.)
+        context for one sampled token and a stop token. (Agent adds the stop token itself where
+        max_tokens cuts the reply, or another of the model's stop ids ends it.)
 
         The room is counted in tokens, before anything is changed. (The released code compares
-        characters with a limit of tokens.)
+        characters with a token limit.)
 
         Every token is filed under its origin: a Segment has log-probs if and only if the policy
-        sampled its ids, the stop token among them. `visible` is stripped of white space.
+        sampled its ids, including the stop token. `visible` is stripped of white space.
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
         opening = self.chat.opening  # of the template, for this reply alone; mostly none
@@ -253,18 +253,18 @@ class Agent:
         """File a reply that later turns see as it was sampled, in direct mode: history and reply
         are one causal sequence.
 
-        A reply that max_tokens cut, or that another of the model's stop ids ended, gets the
-        template's stop token from us, and a token from us is an observation."""
+        If max_tokens cut the reply, or another of the model's stop ids ended it, the template's
+        stop token is added. An added token is an observation."""
         self.segments.append(Segment(ids, log_probs=log_probs))
         self.trunk = self.trunk + ids
         if ids[-1] != self.chat.stop_id:
             self.observe([self.chat.stop_id])
 
     def append_branch(self, reply, opening, ids, log_probs):
-        """File a reply of which later turns see the visible text alone: think mode, or direct mode
-        where a stray thought was cut out or the template opened the reply. The opening and what was
-        sampled are a branch, numbered 1, 2, 3, and the trunk goes on with the visible text, unless
-        the reply is malformed.
+        """File a reply of which later turns see only the visible text: in think mode, or in direct
+        mode where a stray thought was cut out or the template opened the reply. The opening and the
+        sampled tokens are a branch, numbered 1, 2, 3, and the trunk goes on with the visible text,
+        unless the reply is malformed.
 
         That text is encoded here, once. It is not a slice of the sampled ids: "</think>" and the
         word behind it may share a token."""
@@ -276,7 +276,7 @@ class Agent:
             self.observe(self.chat.past_reply(reply.visible))
 
     def observe(self, ids):
-        """Add context to the trunk: tokens that somebody else wrote."""
+        """Add context to the trunk: tokens that the policy did not sample."""
         self.segments.append(Segment(ids))
         self.trunk = self.trunk + ids
 
@@ -290,14 +290,14 @@ async def converse(
     """One dialogue: at most `max_turns` replies of `agent`, an Agent, to `user`, who opened with
     `user_line`; every reply is scored. Returns its Episode, `ended` by the first of these:
 
-        context         no room for another reply; what is felt so far counts
-        malformed       logged as it was sampled, never sent; emotion and reward 0
+        context         no room for another reply; the emotion so far counts
+        malformed       the reply is logged, but never sent; emotion and reward are 0
         emotion_max     the emotion reached 100
         emotion_min     the emotion fell below `stop_below`: 1 in training, 10 in the benchmark
-        turn_limit      the last reply is scored; nobody answers it
+        turn_limit      the last reply is scored, but not answered
         goodbye         the user said goodbye
 
-    Any object can be the user that has
+    The user can be any object with
 
         profile               who it is: a Profile, of which only the id is needed here
         emotion               what it feels now, 0 to 100
@@ -326,7 +326,7 @@ async def converse(
         if user.emotion >= 100 or user.emotion < stop_below:
             episode.ended = "emotion_max" if user.emotion >= 100 else "emotion_min"
             break
-        if number == max_turns:  # its reward is known: no value stands in for it
+        if number == max_turns:  # the reward is known: nothing is bootstrapped
             episode.ended = "turn_limit"
             break
         # f_reply: only when the dialogue goes on
@@ -353,19 +353,19 @@ async def rollout(
     *,
     start=INITIAL_EMOTION["training"],
     stop_below=1,  # see `converse`
-    own_first_line=False,  # evaluations open with the line of a profile that has one
+    own_first_line=False,  # evaluations open with the profile's first line, if it has one
     name="",  # of the rollout, in the log of calls
     timeout=None,  # seconds until an open dialogue is dropped, as if its simulator had failed
     bar=None,  # a progress bar, moved on by one for each dialogue
     on_end=None,  # on_end(episode, user) is called for each dialogue that ends
 ):
     """Hold `group_size` dialogues with each of `profiles_by_group`, all at the same time. Returns
-    (episodes, dropped), in the order of the groups: `dropped` has a row for each dialogue that
-    is lost: its user failed, time ran out, or the first line left no room for a reply.
+    (episodes, dropped), in the order of the groups. `dropped` has a row for each dialogue that
+    is lost because its user failed, time ran out, or the first line left no room for a reply.
 
-    All users of a group open with the same first line, made once, and are separate from there on:
-    user.copy(name) of the one that has said it. (A user that is no simulator.User needs this third
-    method, and for evaluations `open`, which is `answer` without the goodbye.)
+    The first line of a group is made once, by one user. Each dialogue goes on with its own copy of
+    this user, user.copy(name). (A user of another class needs this third method, and for
+    evaluations `open`, which is `answer` without the goodbye.)
     """
     deadline = asyncio.get_running_loop().time() + timeout if timeout else None
     if bar is None:

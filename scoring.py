@@ -1,5 +1,5 @@
-"""scoring.py - the scores of result files, ours and SAGE's, and two of them compared (SAGE; RLVER
-3). No model is needed: support/results.py reads the files.
+"""scoring.py - the scores of result files, ours and SAGE's, and the comparison of two files (SAGE;
+RLVER 3). No model is needed: support/results.py reads the files.
 """
 
 from support.command_line import print_folded
@@ -93,13 +93,13 @@ def print_score(result):
     print_folded(signs_in_words(result["signs"]))
     print_folded(f"score: {result['scale']}")
     if result["rule"] == "sage":
-        print("rule 'sage': as SAGE, the last of a full number of replies is not scored")
+        print("rule 'sage': as in SAGE, the last reply of a full-length dialogue is not scored")
     print_folded(f"by: {result['by_whom']}")
 
 
 def print_ranks(results):
-    """Of files of three policies or more, each under the same two simulators, print how far the
-    simulators rank the policies alike: Spearman's rho of their scores. Other files print nothing.
+    """Print how similarly two simulators rank the policies: Spearman's rho of their scores. Print
+    nothing unless there are three policies or more, each with a score by both simulators.
     results: of `score`."""
     scores = {(result["simulator"], result["policy"]): result["score"] for result in results}
     simulators, policies = (sorted(set(names)) for names in zip(*scores))
@@ -114,8 +114,8 @@ def print_ranks(results):
 
 
 def compare(path_before, path_after, rule=None, ids=None, draws=10_000):
-    """How do the results after differ from those before? Paired on the users that both files hold,
-    and of these on `ids`, if any are given; every difference is after minus before.
+    """Compare the results after with those before, paired on the users that both files hold, and
+    of these on `ids`, if any are given; every difference is after minus before.
 
     The interval is the 2.5 to 97.5 percentile of a bootstrap over users. p: sign flips of the
     users' differences, two-sided. Raises BadInput."""
@@ -167,7 +167,7 @@ def print_comparison(result):
         f"{result['difference']:+.1f} (95 % interval {low:+.1f} to {high:+.1f}, p = "
         f"{result['p']:.4f}, n = {result['n']}): {result['sentence']}."
     )
-    print("One training run each; other seeds vary, which the interval does not show.")
+    print("The interval does not include the variation between training runs (seeds).")
     print_folded(f"score: {result['scale']}")
     print_folded(f"before: {result['a_by']}")
     print_folded(f"after: {result['b_by']}")

@@ -7,19 +7,19 @@ After each reply of the policy two questions go to a language model, one after t
     e_t, h_emo   = f_emo(S, c_{t-1}, e_{t-1})       analyse the reply; how far does e move?
     a_t, h_reply = f_reply(S, c_{t-1}, e_t, h_emo)  answer, in that emotion
 
-S is the person: persona, background, purpose of the talk, hidden intention. c_{t-1} is the dialogue
+S is the person: persona, background, purpose of the talk, hidden need. c_{t-1} is the dialogue
 so far; its last line is the policy's reply of turn t. e is the emotion, h_emo what f_reply is told
 of the answer to f_emo (`User.planning`), a_t the user's line. (The prompt of f_reply has e_t only
 as a level, from Emotion-S to Emotion-F.) The same code renders the prompt, asks and reads the
 answer for every model.
 
-The last emotion is the reward, so a policy may learn to forge it: support/answers.py keeps its
+The last emotion is the reward, so a policy may learn to forge it. support/answers.py prevents its
 words from setting the number, and the change is clamped to +-10.
 
-In the order of this file: the user, the model behind all users, and which model that is. (Who the
-people are, who is trained on and who is held out is in people.py.)
+From top to bottom: the user; the model behind all users; the choice of this model. (The profiles,
+and the split into training and held-out users, are in people.py.)
 
-Be the assistant yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
+Reply to a user yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
 from support import user_check
@@ -41,14 +41,14 @@ from people import PURPOSES, Profile, known_replies, load_profiles, story_of
 from reader import make_reader
 from toy import world
 
-CUT_RETRIES = 2  # how often a question is asked again whose answer the limit of tokens has cut
+CUT_RETRIES = 2  # how often a question is asked again after the token limit cut its answer
 
 # ------------------------------------------------------------------------------------------- the user
 
 # What the two answers hold: schemas, see support/answers.py.
 EMOTION_SCHEMA = {
     "content": str,  # what the friend wants to express
-    "target_completion": str,  # whether and why it fits the goal and the hidden theme
+    "target_completion": str,  # whether and why it fits the purpose and the hidden need
     "activity": str,  # what goes on inside
     "analysis": str,  # the feeling, and where it comes from
     "code": str,
@@ -68,8 +68,8 @@ REPLY_SCHEMA = {
 class User:
     """One sentient user in one dialogue: who it is, what was said, what it feels.
 
-    A User travels with its dialogue. (The released code finds users by their position in a list of
-    unfinished dialogues; when one ends, every later reply goes to somebody else's user.)"""
+    A User belongs to one dialogue. (The released code finds users by their position in a list of
+    unfinished dialogues; when one ends, later replies go to another dialogue's user.)"""
 
     simulator: "Simulator"
     profile: Profile
@@ -80,7 +80,7 @@ class User:
     thoughts: list = field(default_factory=list)  # the thinking behind each line
 
     def values(self):
-        """What stands in the prompts' placeholders."""
+        """The values of the prompts' placeholders."""
         return {
             "purpose": self.simulator.purposes[self.profile.target],
             "persona": self.profile.player,
@@ -113,7 +113,7 @@ class User:
         return text, change
 
     def questions(self):
-        """What a Reader is asked about the friend's last reply."""
+        """The questions to a Reader about the friend's last reply."""
         *earlier, reply = [turn["text"] for turn in self.dialogue if turn["speaker"] == "friend"]
         lines = [turn["text"] for turn in self.dialogue if turn["speaker"] == "me"]
         return self.simulator.reader.questions(
@@ -142,7 +142,7 @@ class User:
 
     async def open(self):
         """Begin the talk: with the profile's own first line if it has one. Returns the line.
-        (Nobody leaves with it, so goodbye is ignored.)"""
+        (A user cannot leave with it, so goodbye is ignored.)"""
         first_line = self.profile.first_talk
         if first_line:
             self.dialogue.append({"speaker": "me", "text": first_line})
@@ -159,8 +159,8 @@ class User:
 
 
 def analysis_in(text):
-    """What an answer to f_emo says beside the number, {key of EMOTION_SCHEMA: text}: a written one,
-    or one of a Reader, which has sentences only for two of the keys. Raises Unreadable."""
+    """What an answer to f_emo says beside the number, {key of EMOTION_SCHEMA: text}. An answer of a
+    Reader has sentences for only two of the keys. Raises Unreadable."""
     if not is_reading(text):
         return read_answer(text, EMOTION_SCHEMA)
     told = json.loads(text)
@@ -171,7 +171,7 @@ def analysis_in(text):
 
 
 def is_reading(text):
-    """Is an answer to f_emo, of a log, one of a Reader? (`Reader.hear` has the order of its
+    """Does a logged answer to f_emo come from a Reader? (`Reader.hear` has the order of its
     keys.)"""
     return text.startswith('{"log_odds"')
 
@@ -181,12 +181,12 @@ def is_reading(text):
 
 class Simulator(Caller):
     """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock.
-    `ask` puts a question; `check` asks three before the first dialogue."""
+    `ask` asks a question; `check` asks three before the first dialogue."""
 
     def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, reader=None, **shared):
         """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question
-        is asked again whose answer cannot be read; then the dialogue is given up. (The released
-        code asks for ever.) reader: a Reader, if feelings are read. shared: a Caller's."""
+        is asked again if its answer cannot be read; then the dialogue is dropped. (The released
+        code never stops.) reader: a Reader, if feelings are read. shared: arguments of Caller."""
         super().__init__(model, **shared)
         self.lang = lang
         self.retries = retries
@@ -205,13 +205,13 @@ class Simulator(Caller):
         return User(self, profile, emotion, name)
 
     async def ask(self, template, values, schema, dialogue=""):
-        """Put a question until its answer can be read. Returns (text, object) of the answer; raises
+        """Ask a question until its answer can be read. Returns (text, object) of the answer; raises
         SimulatorFailed. values: {placeholder of the template: value}, all but the code. dialogue:
         its name, for `key`.
 
-        An answer that the log holds was paid for, and is not asked for again. Those of the log that
-        cannot be read do not count as tries: a run that stopped because of them would stop again
-        whenever it is resumed."""
+        An answer in the log is not asked for again, because it was paid for. Unreadable answers in
+        the log do not count as tries: a run that stopped because of them would stop again at every
+        resume."""
         asked, cut, question, problem = 0, 0, template, None
         for attempt in itertools.count():
             code = code_of(question, values, attempt)
@@ -233,26 +233,26 @@ class Simulator(Caller):
 
     def key(self, prompt, dialogue, attempt):
         """The key of a call: the log keeps its answer under it. At temperature 0 equal prompts
-        share an answer. At any other the name of the dialogue is part of the key, or all dialogues
-        of a group would share one "sample"."""
+        share an answer. At any other temperature the name of the dialogue is part of the key;
+        otherwise all dialogues of a group would share one "sample"."""
         temperature = getattr(self.model, "temperature", 0.0)
         # None: a server's own temperature, which is not 0
         return digest(self.name, temperature, prompt, "" if temperature == 0 else dialogue, attempt)
 
     def unlogged(self):
-        """As a Caller's."""
+        """As Caller.unlogged."""
         other = super().unlogged()
         other.retries = 2  # a model that can keep the form has done so by then
         other.reader = other.reader and other.reader.unlogged()
         return other
 
     def example(self):
-        """The user whom `check` asks about, in the run's language, before a reply."""
+        """The user of `check`, in the run's language, before any reply."""
         profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
         return User(self, profile, dialogue=[{"speaker": "me", "text": profile.first_talk}])
 
     async def check(self):
-        """`user_check.check`: what is found out here, other ranks `learn`."""
+        """`user_check.check`. Other ranks `learn` what it finds out."""
         return await user_check.check(self)
 
     def learn(self, found):
@@ -262,7 +262,7 @@ class Simulator(Caller):
         vars(self.model).update(found)
 
     async def check_reader(self):
-        """`Reader.check` by the replies that are marked "weights"."""
+        """`Reader.check` with the replies marked "weights"."""
         await self.reader.check(
             [
                 User(self, row["profile"], dialogue=row["dialogue"]).questions()
@@ -289,7 +289,7 @@ def make_simulator(
 ):
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
     local:DIR; None where only a reader is asked. flag: the flag that named it, for messages;
-    reader: the name of the model whose feelings are read, and template_args: of its chat template;
+    reader: the name of the model that hears for the user; template_args: for its chat template;
     shared: more arguments of Simulator. Raises BadInput."""
     kind, model, url = split_name(name or "toy")
     if reader and difficulty != "vanilla":

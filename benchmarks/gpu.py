@@ -1,24 +1,24 @@
-"""gpu.py - what is true on the GPU that is here, in at most nine minutes, as the Markdown of
-BENCHMARKS.md.
+"""gpu.py - speed, memory and tests on the GPU of this machine, in at most nine minutes, as the
+Markdown of BENCHMARKS.md.
 
     python benchmarks/gpu.py
 
 First the toy's policy trains for two steps, with all self-checks. Then come random models in the
-shapes of Qwen2.5, because speed and memory need no trained weights. Each line of the table is a
-process of its own, with a run's own Models, engine and update, and is printed when it is known:
+shapes of Qwen2.5, because speed and memory need no trained weights. Each line of the table is
+measured in its own process, with a run's own Models, engine and update, and printed at once:
 
   * sampling: 64 prompts of 300 tokens, 64 replies of 100 tokens, the torch engine
-  * update: one optimizer step on 16 rows of 1,024 tokens, 4 of 4,096, 2 of 8,192, one thought and
-    reply each on a branch. MFU counts 6 N operations a token for a whole model and 4 N for
-    adapters (lora.py), of the policy and, with PPO, of the critic; it leaves out attention, what is
-    computed a second time in the backward pass, and passes that only look. So the hardware does
-    more than that, up to twice.
+  * update: one optimizer step on 16 rows of 1,024 tokens, 4 of 4,096, 2 of 8,192, each thought with
+    its reply on a branch. MFU counts 6 N operations a token for a whole model and 4 N for adapters
+    (lora.py), of the policy and, with PPO, of the critic. It leaves out attention, what is computed
+    a second time in the backward pass, and passes without gradients. So the hardware does more
+    operations than MFU counts, up to twice as many.
   * memory: the largest that torch had allocated
-  * end to end: three steps of PPO with adapters on 7B, against the toy's scripted user: that it
-    runs, fits, and how long. No checkpoints: two of them are 57 GB
+  * end to end: three steps of PPO with adapters on 7B, against the toy's scripted user: do they run
+    and fit, and how long do they take? No checkpoints: two of them are 57 GB
   * `pytest -m gpu`
 
-What is not done nine minutes after the start is said to be so. It needs 20 GB for the models.
+What is not done after nine minutes is reported as not done. The models need 20 GB of disk space.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from ppo import ppo_update
 from rollout import Episode, Segment
 from toy import world
 
-# dense bf16, in 10^12 a second, from the makers' data sheets
+# dense bf16, in 10^12 operations a second, from the makers' data sheets
 PEAK = {"H100": 989, "H200": 989, "A100": 312, "L40S": 362, "4090": 165}
 # hidden size, that of the MLP, layers, heads, heads of keys, vocabulary, tied embeddings
 SHAPES = {
@@ -110,7 +110,7 @@ def rows(length, vocabulary, tokens=TOKENS):
 
 
 def seconds_of(work, repeats=2):
-    """The shortest of a few, after one that does not count."""
+    """The shortest duration of a few calls, after one call that does not count."""
     durations = []
     for _ in range(repeats + 1):
         wait_for_gpu()
@@ -226,7 +226,7 @@ def lines_of(size, rank, result):
 
 
 def child(*args, limit):
-    """Another process. Returns (exit code, its last line or its last words of woe, seconds)."""
+    """Another process. Returns (exit code, its last line or the end of its error, seconds)."""
     began = time.perf_counter()
     if limit <= 0:
         return 1, "not begun in nine minutes", 0.0
@@ -262,7 +262,7 @@ def steps(place, out):
 
 
 def main():
-    """All of it. Returns the exit code."""
+    """Measure and print all of it. Returns the exit code."""
     if not torch.cuda.is_available():
         print("gpu.py: no GPU here", file=sys.stderr)
         return 2

@@ -1,5 +1,5 @@
 """small.py - a language model that hears replies (reader.py): what ten fixed policies earn from it,
-and what a small language model learned that was trained on it. tables.py calls it, and docs/small.md
+and what a small language model learned from training on it. tables.py calls it, and docs/small.md
 shows its tables.
 """
 
@@ -32,8 +32,8 @@ from tools.replay import final_score, replay_all
 READER = os.environ.setdefault("READER", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
 
 # Policies that need no training: the replies of three turns, whatever is heard. None: the user's
-# own line. They were written down before the weights of reader.py were: the best of them must not
-# earn much, or it is all that a policy learns.
+# own line. They were written before the weights of reader.py. The best of them must not earn much,
+# or a policy would learn nothing else.
 CONSTANTS = {
     "is sorry, three times": ["I'm so sorry."] * 3,
     "nothing": ["Okay."] * 3,
@@ -169,10 +169,10 @@ async def score_in_other_words(dialogues):
 
 
 def listens(config, dialogues):
-    """Of the second replies of recorded dialogues, without thoughts: the share that the starting
-    model finds likelier behind its own dialogue than behind every other, 1 / n of a policy that says
-    one thing to all n; and the share of their words that the user had said, because an echo raises
-    the first. config: of the run."""
+    """Two numbers of the second replies of recorded dialogues, without thoughts. One is the share
+    that the starting model finds likelier behind its own dialogue than behind every other; a policy
+    that says one thing to all n has 1 / n. The other is the share of their words that the user had
+    said, because an echo raises the first. config: of the run."""
     model, tokenizer = load_model(config["model"])
     policy = Policy(model)
     chat = ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"]))

@@ -9,7 +9,7 @@ packed/rows     one update of the policy (forward, loss, backward) from the same
                 packed row a dialogue, against one row a turn, rows sorted by length, padded per
                 micro-batch, with the same budget of tokens.
 engine/generate sampled tokens a second in a rollout: the torch engine, against `generate` of
-                transformers behind the same seam, without the log-probs that training needs.
+                transformers with the same interface, without the log-probs that training needs.
 server          32 dialogues of 8 turns over the slow server: all at once, against one call after
                 another, and against the critical path (8 turns x 2 calls x 0.2 s, and the sampling
                 measured alone).
@@ -77,7 +77,7 @@ def update(policy, episodes):
 
 
 class GenerateEngine(TorchEngine):
-    """`generate` of transformers behind the same seam: one call for the turn of all dialogues."""
+    """`generate` of transformers with the same interface: one call for a turn of all dialogues."""
 
     def __init__(self, model, stop_id, pad):
         super().__init__(model, stop_id)

@@ -1,5 +1,5 @@
-"""tables.py - every table of the README and of docs/ that training or a reader makes, by one
-command.
+"""tables.py - makes every table of the README and of docs/ that comes from training or from a
+reader, by one command.
 
     python benchmarks/tables.py                    make what is missing, then write the tables
     python benchmarks/tables.py --list             what there is, and what is missing
@@ -8,7 +8,7 @@ command.
 
 A job is a run of rlver.py. When it ends, its numbers become one line of benchmarks/runs.jsonl,
 which is under version control: a job that has its line there is not done again, so the command goes
-on where it was stopped, on another machine too. Two runs are made at a time, with one thread each;
+on where it was stopped, on another machine, too. Two runs are made at a time, with one thread each;
 runs with two threads are made one by one.
 
 Throughout this file `measured` is what that file holds, {name of the job: its line}.
@@ -44,8 +44,8 @@ from tools import fitness
 from tools.replay import final_score, replay_all
 
 RUNS = ROOT / "runs" / "tables"
-# What is kept of a run: what a table reads. And `zero_std_groups`, because a test
-# compares the bounds of a warning with these runs.
+# What is kept of a run: what a table reads, and `zero_std_groups`, because a test compares the
+# bounds of a warning with these runs.
 EVALUATION = ("step", "score", "failure", "malformed", "ref_perplexity")
 METRICS = (
     "step",
@@ -121,8 +121,8 @@ def users():
 
 
 def readers():
-    """A language model as the user, read and asked in writing; and what replies earn that need no
-    training. With both cores, so alone. $READER is the model, see small.py."""
+    """A language model as the user, read and asked in writing, and what fixed replies earn. These
+    jobs use both cores, so they run alone. $READER is the model, see small.py."""
     yield Job("reader", "reader-constants", "", threads=2)
     for name, flags in (("reads", "--reader"), ("writes", "--simulator")):
         yield Job("reader", f"reader-{name}", f"{flags} local:$READER", threads=2)
@@ -160,7 +160,7 @@ class Results:
 
 
 def kept(row, keys):
-    """Of a row {key: value} what stands under these keys, where anything does."""
+    """The entries of a row {key: value} under these keys, without those that are None."""
     return {key: row[key] for key in keys if row.get(key) is not None}
 
 
@@ -222,7 +222,7 @@ def rounded(value):
 
 def do_job(job, results):
     """Do a job and add its line to the Results, if the line is not there yet. A job that fails adds
-    none."""
+    no line."""
     if job.name in results.read():
         return
     if job.part == "reader":
@@ -245,8 +245,8 @@ def examine(job):
 
 
 def train(job):
-    """Make the run of a job; one that was stopped goes on, and one that is there is taken as it is.
-    Returns its directory, or None if it fails."""
+    """Make the run of a job. A stopped run goes on, and a finished run is taken as it is. Returns
+    its directory, or None if it fails."""
     place = RUNS / job.name
     if (place / "summary.json").is_file():
         return place
@@ -374,8 +374,8 @@ def table_challenging(measured):
 
 
 def table_hackable(measured, stretch=12):
-    """What the weak scorer says of the replies in training, what the strict user says of the same
-    ones, and how the replies change: means over stretches of steps, over all seeds."""
+    """What the weak scorer says of the replies in training, and what the strict user says of the
+    same ones: means over stretches of steps, over all seeds."""
     lines = seeds_of(measured, "grpo-direct-weak")
     if not lines:
         return ""
@@ -423,8 +423,8 @@ def table_signs(measured, tenth=0.1):
 
 
 def table_replies(measured):
-    """What a language model feels at the kinds of replies, read and asked in writing, and how often
-    some kinds lift more than others."""
+    """The changes of emotion of a language model at the kinds of replies, read and asked in
+    writing, and how often some kinds lift more than others."""
     lines = [measured.get(f"reader-{name}") for name in ("reads", "writes")]
     if not all(lines):
         return ""
@@ -447,7 +447,7 @@ def cell_of(name, value, low, high, _):
 
 
 def table_constants(measured):
-    """The mean final emotions of people who hear what needs no training."""
+    """The mean final emotions of people who hear the fixed policies of small.py."""
     line = measured.get("reader-constants")
     if not line:
         return ""

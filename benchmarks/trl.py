@@ -3,12 +3,12 @@
     python benchmarks/trl.py             a table (half an hour)
 
 The same toy policy, users, dialogues (`rlver.rollout`), batch, groups, optimizer steps and learning
-rates, direct mode. Each side is a process, TRL's with a Python of its own; they take turns, a cycle
-(rollout and update) each, so what befalls the machine befalls all. Evaluation and checkpoints are
-in nobody's seconds. TRL's settings are the fastest found on a CPU: fp32, no recomputed activations,
-a mini-batch in one piece, no log-probs of the sampler (it wants them only to correct vLLM's); the
-loss is divided by the tokens of the batch, as here. Keys and values of earlier turns are kept,
-which samples a fifth faster than reading the dialogues again.
+rates, direct mode. Each side is a process, TRL's with a Python of its own. They take turns, a cycle
+(rollout and update) each, so that other load on the machine affects all of them. Evaluation and
+checkpoints are not counted. TRL's settings are the fastest found on a CPU: fp32, no recomputed
+activations, a mini-batch in one piece, no log-probs of the sampler (it uses them only to correct
+vLLM's). The loss is divided by the tokens of the batch, as here. Keys and values of earlier turns
+are kept, which samples a fifth faster than reading the dialogues again.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from simulator import simulator_of_run
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
 PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 MISSING = (
-    "there is no TRL here. It wants an environment of its own: python3 -m venv .venv-trl && "
+    "TRL is not installed. It needs an environment of its own: python3 -m venv .venv-trl && "
     ".venv-trl/bin/pip install -r requirements.txt -r requirements-trl.txt"
 )
 SIDES = {"TRL": {}, "here": {}, "here, --reward delta": {"reward": "delta"}}
@@ -76,8 +76,8 @@ class TimedRun(RunDir):
 
 
 def train_with_trl(run, cycles):
-    """The same by TRL, whose trainer has a loop of its own. The model, the optimizer, the users and
-    the evaluations are those of rlver.py."""
+    """The same training by TRL, whose trainer has a loop of its own. The model, the optimizer, the
+    users and the evaluations are those of rlver.py."""
     import trl
     from datasets import Dataset
     from torch.optim.lr_scheduler import LambdaLR
@@ -176,7 +176,7 @@ def train_with_trl(run, cycles):
 
 
 class Cycles:
-    """What each cycle took: a line of JSON to `file`, the next cycle when a line comes in."""
+    """Writes the cost of each cycle to `file`, a line of JSON, and waits for a line on stdin."""
 
     def __init__(self, file):
         self.file, self.began = file, self.now()
@@ -195,7 +195,7 @@ class Cycles:
 
 
 def one_side(side, seed, steps, every):
-    """In a process of its own: a line of JSON a cycle, the next when a line comes in."""
+    """One side, in a process of its own; see Cycles for what it writes and reads."""
     out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints
     numbers = {"seed": int(seed), "steps": int(steps), "eval_every": int(every)}
     cfg = resolve_settings({"algo": "grpo", **numbers, **SIDES[side]})
@@ -250,26 +250,26 @@ def dialogues_until(points, goal):
 
 
 def seconds_until(cycles):
-    """Of training, until the held-out score first passes GOAL, evaluations joined by straight
-    lines; NaN if it never does."""
+    """Seconds of training until the held-out score first passes GOAL, evaluations joined by
+    straight lines; NaN if it never does."""
     scores = [(step, c["score"]) for step, c in enumerate(cycles) if "score" in c]
     step = (dialogues_until(scores, GOAL) or np.nan) / BATCH
     return np.interp(step, range(len(cycles)), np.cumsum([0] + [c["seconds"] for c in cycles[1:]]))
 
 
 def median(cycles, key):
-    """Over the cycles of training; the first stands for the time before it."""
+    """The median over the cycles of training. (The first one is the time before training.)"""
     return statistics.median(cycle[key] for cycle in cycles[1:])
 
 
 def median_ratio(theirs, ours, key):
-    """Of what each cycle took on both sides, the median of the ratios."""
+    """The median over the cycles of the ratio of what both sides took."""
     pairs = zip(theirs[1:], ours[1:])
     return statistics.median(a[key] / b[key] for a, b in pairs)
 
 
 def table(result):
-    """As in BENCHMARKS.md."""
+    """The table of BENCHMARKS.md."""
     theirs = result["TRL"]
     head = (
         f"|seconds a cycle|of which sampling|dialogues/s|times faster|in processor time|"

@@ -15,8 +15,8 @@ Handing out, grading and the matrix are one operation, in surgery.py: a function
 name, its lines are cut out, and others are put in. A handout (handouts.py) puts in the docstring
 and a `raise`. The grader (grading.py) puts a student's function into an otherwise correct project,
 so that an error costs its own exercise and nothing else. The matrix (matrix.py) puts in wrong
-answers. exercises.toml says what is an exercise and which tests grade it, wrong_answers.toml what
-typically goes wrong. This file is the command line.
+answers. exercises.toml lists the exercises and the tests that grade them, wrong_answers.toml
+typical mistakes. This file is the command line.
 """
 
 from patches import exercises
@@ -94,7 +94,7 @@ def make_parser():
     lab_command = command("lab", "break the project on purpose, and look (lab alone lists them)")
 
     handout_command.add_argument(
-        "directory", metavar="DIR", type=Path, help="where to; it must not exist, or be empty"
+        "directory", metavar="DIR", type=Path, help="where it is written; it must be new or empty"
     )
     grade_command.add_argument(
         "submissions", metavar="DIR", type=Path, nargs="+", help="a student's copy of the handout"

@@ -2,9 +2,9 @@
 pytest, in a process that has a time limit.
 
 All exercises of a student are tried in one run. Those whose tests did not all pass there are tried
-again, each alone, with all other functions correct: so an endless loop, an exit or an error in a
+again, each alone, with all other functions correct. So an endless loop, an exit or an error in a
 submission costs its own exercise and no other. This is no sandbox: the code runs with the rights of
-whoever grades.
+the person who grades.
 """
 
 from patches import ROOT
@@ -61,8 +61,8 @@ def grade(places, chosen, limit, csv_name=None):
 
 
 def home_of(place, files):
-    """The directory that holds the `files` to grade, or some of them: `place`, or one folder in it,
-    as programs that pack and unpack leave one. Raises BadInput if none does."""
+    """The directory with the `files` to grade, or some of them: `place`, or a folder in it, which a
+    packing program may have added. Raises BadInput if there is no such directory."""
     for home in [place, *sorted(place.glob("*/"))]:
         if any((home / file).is_file() for file in files):
             return home
@@ -88,8 +88,8 @@ def grade_student(chosen, limit, home):
 
 
 def passed_together(chosen, limit, home):
-    """The names of the exercises all of whose tests pass if all functions of the submission stand
-    in one project; none if that run hung or broke."""
+    """The names of the exercises whose tests all pass when all functions of the submission stand in
+    one project; an empty set if that run hung or broke."""
     changed, taken = {}, []  # {file: text}, the exercises whose functions are there
     for name, exercise in chosen.items():
         file = exercise["file"]
@@ -114,7 +114,7 @@ def passed_together(chosen, limit, home):
 
 
 def name_of(test):
-    """A test as the report has it, FILE.NAME, of FILE.py::NAME."""
+    """The name of a test in the report: FILE.NAME for FILE.py::NAME."""
     return test.replace(".py::", ".")
 
 
@@ -185,7 +185,7 @@ def run_pytest(place, limit, *flags):
 
 
 def about(test):
-    """What the test FILE.NAME is about: the beginning of its docstring, in part of a line."""
+    """What the test FILE.NAME is about: the beginning of its docstring, shortened."""
     first_paragraph = docstrings().get(test, "").split("\n\n")[0]
     return textwrap.shorten(first_paragraph, 110, placeholder=" ...")
 

@@ -1,9 +1,9 @@
-"""handouts.py - what students are given: a copy of the project with holes in it, its assignment,
-and of the project's tests those that grade it.
+"""handouts.py - what students are given: a copy of the project with holes in it, the assignment,
+and the tests that grade it.
 
-exercises.toml says what is an exercise and which tests grade it. A hole is a function's docstring
-and a `raise` (`stub` in surgery.py). Most of the project's tests stay here, because they hold
-answers.
+exercises.toml lists the exercises and the tests that grade them. A hole is a function's docstring
+and a `raise` (`stub` in surgery.py). Most of the project's tests are not handed out, because they
+hold answers.
 """
 
 from patches import HERE, ROOT, exercises, plural
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from surgery import IMPORTS, imported_name, names_bound, put, stub, text_of
 
-# What is copied of the project as it is. tests/ is cut; of course/ only HANDED_OUT is copied.
+# Copied as it is. Of tests/ a part is copied (`copy_tests`), of course/ only HANDED_OUT.
 COPIED = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy", "docs"]
 # {file of course/: its name in a handout}
 HANDED_OUT = {
@@ -35,7 +35,7 @@ HANDED_OUT = {
 
 def handout(target, chosen):
     """Write the project with holes for the `chosen` exercises to the directory `target`. It is
-    built beside it and renamed, so that there is a whole handout or none."""
+    built beside it and renamed, so that nobody finds half a handout."""
     target = target.resolve()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(

@@ -1,4 +1,4 @@
-"""labs.py - eleven mistakes, made on purpose: healthy runs beside broken ones, one command and
+"""labs.py - ten mistakes, made on purpose: healthy runs beside broken ones, one command and
 one picture each.
 
     python course/course.py lab                     what there is
@@ -13,12 +13,12 @@ name of a run ends in a digest of its scripts and flags, and one that is finishe
 a lab that was stopped goes on, and labs share their healthy runs. How a lab is drawn is in
 pictures.py.
 
-Some of the numbers that a lab looks at ask what a dialogue was really worth. A mistake may be in
-the simulated user itself, so the run's own emotions cannot answer that. The dialogue's replies are
-put again to the *healthy user*: the user of the same profile from the scripts of the healthy arm,
-simulator.py without the mistake. It hears the same replies in the same order and feels by the
-rules. In the lab weak-scorer this is the strict user, on whose score nothing was trained. (In
-labs.toml "own user" is this one, too: the user that the dialogue was meant for.)
+Some numbers of a lab say what a dialogue was really worth. A mistake may be in the simulated user
+itself, so the run's own emotions cannot answer that. The dialogue's replies are put again to the
+*healthy user*: the user of the same profile from the scripts of the healthy arm, simulator.py
+without the mistake. It hears the same replies in the same order and follows the rules. In the lab
+weak-scorer this is the strict user, whose score was not trained on. (In labs.toml "own user" is
+this one, too: the user that the dialogue was meant for.)
 """
 
 from patches import ROOT, read_toml, replaced  # first: it finds the project
@@ -101,7 +101,7 @@ def digest(*parts):
 
 def copy_of(scripts):
     """The directory that holds a copy of these scripts, made if it is not there. It is written
-    under another name and renamed, so that there is a whole copy or none."""
+    under another name and renamed, so that nobody finds half a copy."""
     place = RUNS / f"scripts-{digest(scripts)}"
     if not place.is_dir():
         scratch = RUNS / f".{place.name}-{os.getpid()}"
@@ -145,7 +145,7 @@ def print_diff(old_scripts, old_name, new_scripts, new_name):
 
 
 class Run:
-    """One run of one arm: where it is, and what makes it. It need not be there yet."""
+    """One run of one arm: its directory, its scripts and its flags. It need not be made yet."""
 
     def __init__(self, lab, arm, seed, steps=None):
         self.lab = lab
@@ -158,7 +158,7 @@ class Run:
             flags += f" --steps {steps}"
         self.flags = shlex.split(flags)
         name = digest(self.scripts, self.flags)
-        # another lab may have made the same run; then it bears that lab's name
+        # another lab may have made the same run; then it has that lab's name
         made = [path for path in RUNS.glob(f"*-{name}") if path.is_dir()]
         self.out = made[0] if made else RUNS / f"{lab['name']}-{arm}-{seed}-{name}"
 
@@ -167,7 +167,7 @@ class Run:
         return Run(self.lab, "healthy", self.seed, self.steps)
 
     def done(self):
-        """Whether the run is there, whole."""
+        """Whether the run is finished."""
         return (self.out / "summary.json").exists()
 
     def make(self):
@@ -196,7 +196,7 @@ class Run:
 
 def make_runs(runs):
     """Make the runs that are not there, AT_ONCE at a time. Raises BadInput if one fails. After
-    Ctrl-C, which the runs hear too, no further one is started."""
+    Ctrl-C, which also stops the runs, no further one is started."""
     missing = [run for run in runs if not run.done()]
     print(f"\n{len(runs)} runs, {len(missing)} of them to be made")
     for run in missing:
@@ -250,8 +250,8 @@ def perform(lab, seeds, steps):
 
 
 def ask(lab):
-    """Ask what the lab will show, before it shows anything: what was not expected is learned from
-    only by those who expected something. Waits for a line in a terminal."""
+    """Ask what the lab will show, before it shows anything, because a student learns more from a
+    result after a prediction. Waits for a line in a terminal."""
     print(f"\n=== {lab['name']}: {lab['title']}\n\nThe panels of the picture:")
     for panel in lab["panels"]:
         print(f"- {panel['title']} ({panel['unit']})")
@@ -319,7 +319,7 @@ def recorded_finals(run):
 @functools.lru_cache(maxsize=CACHED_RUNS)
 def healthy_finals(run):
     """The final emotions of the healthy users when they hear the run's replies, [step][dialogue].
-    A malformed dialogue is worth 0."""
+    A malformed dialogue counts as 0."""
     module = load_simulator(copy_of(run.healthy_twin().scripts))
     simulator = module.make_simulator("toy")
     profiles = {row["id"]: Profile(**row) for row in world.profiles("train")}
@@ -417,7 +417,7 @@ def same_dialogues(run):
     return shares
 
 
-# By the names under which the panels of labs.toml show them.
+# By their names in the panels of labs.toml.
 TELL_TALES = {
     "healthy_user": healthy_user,
     "reported_minus_healthy": reported_minus_healthy,

@@ -14,7 +14,7 @@ from surgery import find, put, text_of
 # The three answers that every exercise has beside its wrong ones.
 STUB = "the stub"
 SOLVED = "the solution"
-ALONE = "the solution, and of the rest only what it needs"
+ALONE = "the solution, with only the exercises that it needs"
 
 
 class Trial(NamedTuple):

@@ -1,5 +1,5 @@
-"""patches.py - what the files of course/ share: the place of the project, the lists in TOML, and a
-text that is replaced."""
+"""patches.py - what the files of course/ share: the place of the project, the lists in TOML, and
+the replacement of a text."""
 
 import sys
 from pathlib import Path

@@ -134,7 +134,7 @@ def additions(tree, text, our_names):
         elif names_bound(node) & our_names:
             continue
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            # the statement alone: another one may stand on its line, behind a semicolon
+            # only the statement: another one may stand on its line, after a semicolon
             segment = ast.get_source_segment(text, node)
             new.append(Addition(names_bound(node), segment or text_of(text, node)))
         elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):

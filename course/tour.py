@@ -58,7 +58,7 @@ def wait_for(coroutine):
 # ## 1. A user
 #
 # A user has a persona, a story, and a hidden need, which it does not name: it only hints at it in
-# what it says. (`Profile` in `simulator.py`.)
+# what it says. (`Profile` in `people.py`.)
 
 # %%
 simulator = make_simulator("toy")

@@ -5,7 +5,7 @@
 A notebook is JSON, which is hard to read and to compare. So the tour is written in tour.py: a line
 "# %%" begins a cell of code, and a line "# %% [markdown]" begins a cell of text, written as
 comments. Editors such as VS Code know these marks and can run the script cell by cell, too. The
-notebook is kept without outputs, because its readers shall answer the questions before they run a
+notebook is kept without outputs, because its readers should answer the questions before they run a
 cell.
 """
 

@@ -4,7 +4,7 @@
 #   bash recipes/environments.sh                                      into runs/environments
 #   bash recipes/environments.sh runs/short 8 --steps 2               the directory, users to measure with,
 #                                                                     and flags of rlver.py
-# The same command goes on where it was stopped.
+# The same command continues a run that was stopped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/environments}

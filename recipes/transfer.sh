@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Does it carry over? The toy's policy is trained with each of two users and met by each of them: by the strict one
-# (toy) and by one that can be hacked (toy-weak). A table of two by two, three seeds each.
+# Does training with one user help with another? The toy's policy is trained with each of two users, the strict one
+# (toy) and one that can be hacked (toy-weak). It is measured with both, and so is the untrained policy. Three seeds.
 #   bash recipes/transfer.sh                              into runs/transfer
 #   bash recipes/transfer.sh runs/short 8 --steps 2       directory, users to measure with, flags of rlver.py
-# The same command goes on where it was stopped.
+# The same command continues a run that was stopped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/transfer}
@@ -29,7 +29,7 @@ for seed in 0 1 2; do
             --out "$out/untrained-$seed-on-$user.jsonl"
     done
 done
-echo "trained with, met by: the score of each seed"
+echo "trained with, measured with: the score of each seed"
 for trained in untrained $users; do
     for user in $users; do
         scores=$(for seed in 0 1 2; do python evaluate.py --score "$out/$trained-$seed-on-$user.jsonl"; done)

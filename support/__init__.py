@@ -1,14 +1,14 @@
 """support/__init__.py - what every program sets up before it imports torch.
 
 Importing `support` starts the clock of a run, checks the versions and the packages, and tells
-torch's threads not to spin for long. All of that must happen before torch is imported: so every
-program imports from `support` before it imports anything but the standard library. This file is
-written in a syntax that old versions of Python can parse (no f-strings), so that they get as far as
-the message about their version.
+torch's threads not to spin for long. All of this must happen before torch is imported. Therefore
+every program imports from `support` before anything but the standard library. This file uses only
+syntax that old versions of Python can parse (no f-strings), so that they get as far as the message
+about their version.
 
-The folder in an order in which it can be read: errors, files, model_names, command_line, answers,
-calls, servers, user_check; stats, signs, metrics, results; settings, rundir, printing, report;
-chat_format, loading, ranks.
+The files of this folder, in an order for reading: errors, files, model_names, command_line,
+answers, calls, servers, user_check; stats, signs, metrics, results; settings, rundir, printing,
+report; chat_format, loading, ranks.
 """
 
 import importlib.util
@@ -16,8 +16,8 @@ import os
 import sys
 import time
 
-# ---- the clock: a run counts its seconds from here, and not from after the imports, which take
-# seconds themselves
+# ---- the clock: a run counts its seconds from here, and not from the end of the imports, which
+# take seconds themselves
 STARTED = time.perf_counter()
 
 # ---- versions and packages: if something is missing, say so in one line, without a traceback

@@ -1,9 +1,9 @@
-"""support/calls.py - calling a language model: what it answers, how many calls at once, the log of
+"""support/calls.py - calling a language model: its answers, the number of calls at once, the log of
 all answers, and the time that a run waits for them.
 
-A model is any `async def model(prompt, schema=None) -> text`. The schema says what the answer, a
-JSON object, looks like (support/answers.py); a model may ignore it, because whoever asks reads the
-answer by it and asks again.
+A model is any `async def model(prompt, schema=None) -> text`. The schema describes the answer, a
+JSON object (support/answers.py). A model may ignore it, because the caller reads the answer by the
+schema and asks again.
 """
 
 from support.files import append_line, cut_unfinished_line, read_jsonl
@@ -17,26 +17,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# The most tokens of a user's answer: twice the longest readable one that was measured. A small
-# model may go on for ever inside of a string.
+# The most tokens of a user's answer: twice the longest readable answer that was measured. A small
+# model may never end a string.
 MAX_ANSWER_TOKENS = 800
 MAX_THINKING_TOKENS = 4096  # the same for a model that thinks before it answers
 CUT = "cut by the limit of tokens"
 
 
 class Answer(str):
-    """The text of an answer. (A script's is a plain str.)"""
+    """The text of an answer. (A script answers with a plain str.)"""
 
     thought = ""  # reasoning that the server has taken out of the text
     cut = False  # was it ended by the limit of tokens?
     problem = ""  # why it cannot be read, if it is empty or cut
     likeliest = ()  # [(text, log-prob)] of the first token, if they were asked for
-    tokens = None  # how many it has, those of the thought too, where the model counts them
+    tokens = None  # its number of tokens, with those of the thought, if the model counts them
 
     @property
     def thinks(self):
-        """Did the model think before it answered? One that was cut within a thought did not get as
-        far as the answer, or the end of the thought."""
+        """Did the model think before it answered? If it was cut within a thought, it did not reach
+        the answer, or the end of the thought."""
         has_begun = self.lstrip().startswith(("{", "```"))
         return bool(self.thought) or (not has_begun and (self.cut or "</think>" in self))
 
@@ -71,12 +71,12 @@ class Clock:
 
 
 class Caller:
-    """Who calls a model: `concurrency` calls at once (None: any number), timed by `clock`, and kept
-    in `log`."""
+    """Calls a model: at most `concurrency` calls at once (None: any number), timed by `clock` and
+    logged in `log`."""
 
     def __init__(self, model, *, log=None, clock=None, concurrency=None):
         """model: any `async def model(prompt, schema) -> text`. (A Reader's takes all questions
-        about a reply, and the two words.)"""
+        about a reply as the prompt, and the two words as the schema.)"""
         self.model = model
         self.name = getattr(model, "name", "")
         self.log = log or CallLog()
@@ -84,8 +84,8 @@ class Caller:
         self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
 
     async def call(self, prompt, schema, key):
-        """One call to the model, which is logged. Returns the text. Where answers are kept, equal
-        questions at the same time share a call, whatever comes of it."""
+        """One call to the model, which is logged. Returns the text. If answers are kept, equal
+        questions at the same time share one call, even if it fails."""
         if not self.log.path:
             return await self.call_model(prompt, schema, key)
         calls = self.log.calls
@@ -104,7 +104,7 @@ class Caller:
         return text
 
     def unlogged(self):
-        """The same one with an empty log: an old answer says nothing about the model of today."""
+        """A copy with an empty log: an old answer says nothing about the model of today."""
         other = copy.copy(self)
         other.log = CallLog()
         return other
@@ -112,10 +112,9 @@ class Caller:
 
 @dataclass
 class CallLog:
-    """All answers that were paid for, one line of JSON each, so that none is paid for twice: the
-    answers of this run and of earlier logs, which `Simulator.ask` and `Reader.ask` search before
-    they ask the model. Of two answers under one key the first counts. Without a file nothing is
-    kept."""
+    """The answers of this run and of earlier logs, one line of JSON each. `Simulator.ask` and
+    `Reader.ask` search them before they ask the model, so that no answer is paid for twice. If two
+    answers have the same key, the first one counts. Without a file nothing is kept."""
 
     path: Path = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
@@ -125,8 +124,7 @@ class CallLog:
     )  # rows to append, until the directory of a run is made
 
     def read(self, path):
-        """Read the answers of a log. Half a line that a killed run left is cut off, if it is
-        ours."""
+        """Read the answers of a log. If it is our own, the half line of a killed run is cut off."""
         if path == self.path:
             cut_unfinished_line(path)
         for _, row, _ in read_jsonl(path):

@@ -1,11 +1,11 @@
 r"""support/chat_format.py - a model's chat template, cut into pieces of token ids.
 
-A dialogue grows by one message at a time, and no token that was sampled may ever be encoded again.
-But a template renders only whole dialogues, as text. So one dummy dialogue is rendered and cut at
-its messages. After that, prompts are put together from the ids of the pieces and the ids of the
+A dialogue grows by one message at a time, and a sampled token must never be encoded again. But a
+template renders only whole dialogues, as text. So one dummy dialogue is rendered and cut at its
+messages. After that, prompts are put together from the ids of the pieces and the ids of the
 messages, and the template is no longer needed.
 
-A dialogue of two turns in ChatML. The pieces are in brackets, what people say is not:
+A dialogue of two turns in ChatML. The pieces are in brackets, the messages are not:
 
     head       [<|im_start|>system\nBe warm.<|im_end|>\n<|im_start|>user\n]
                My sister forgot my birthday.
@@ -17,7 +17,7 @@ A dialogue of two turns in ChatML. The pieces are in brackets, what people say i
     ask        [<|im_end|>\n<|im_start|>assistant\n]
     opening    [<think>\n]
 
-The second reply is sampled behind that. Most templates have no opening.
+The second reply is sampled after that. Most templates have no opening.
 """
 
 from support.errors import BadModel
@@ -35,19 +35,19 @@ class ChatFormat:
         head      from the beginning to the user's first text
         ask       from a user's text to the reply to it
         opening   in front of a reply that is to be sampled; not in front of a past one
-        close     white space in front of the stop token; mostly none
-        stop_id   sampled by the policy, hence an action, hence trained; any of `stop_ids`, which
-                  are the model's own too, ends a reply
-        after     from the stop token to the user's next text; context, hence never trained
+        close     white space in front of the stop token; mostly empty
+        stop_id   sampled by the policy, so it is an action and is trained; any of `stop_ids`, which
+                  include the model's own, ends a reply
+        after     from the stop token to the user's next text; context, so it is never trained
 
-    Some templates write more in front of a reply that is to be sampled than in front of one that is
-    past: `opening_text` ("<think>\\n" of models that always think), which later turns do not see.
-    Others write more in front of a past reply: `past_reply_prefix` (a newline in GLM-4).
+    Some templates write more in front of a new reply than in front of a past one: `opening_text`
+    ("<think>\\n" of models that always think), which later turns do not see. Others write more in
+    front of a past reply: `past_reply_prefix` (a newline in GLM-4).
 
-    The pieces are encoded with the tokens that were added to the vocabulary, what people say
-    without: a user who types <|im_end|> or </think> has typed ten characters, or eight. Once they
-    are cut, a dialogue of two turns is glued together from them and compared with the template's
-    own.
+    The pieces are encoded with the tokens that were added to the vocabulary, messages without them:
+    a user who types <|im_end|> or </think> has typed ten characters, or eight. Once the pieces are
+    cut, a dialogue of two turns is put together from them and compared with the template's own
+    text.
 
     system_prompt: "" for none. think: whether replies begin with a thought. template_args: further
     arguments of the template, as {"enable_thinking": False}. stop_ids: the tokens at which the
@@ -59,14 +59,14 @@ class ChatFormat:
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args = template_args or {}
-        # `split_special_tokens` would not do: it leaves added tokens that are not special, such as
+        # `split_special_tokens` is not enough: it leaves added tokens that are not special, such as
         # </think> of Qwen3. And some files ask for truncation or padding.
         as_stored = json.loads(tokenizer.backend_tokenizer.to_str())
         as_stored |= {"added_tokens": [], "truncation": None, "padding": None}
         self.plain = Tokenizer.from_str(json.dumps(as_stored))
         # Without tokenizer.json transformers makes up a vocabulary. SentencePiece's tokenizers
-        # mostly put a blank in front of every text: in front of a message that stands behind
-        # something else, it would be one that the template does not write.
+        # mostly put a blank in front of every text, also of a message in the middle of a prompt,
+        # where the template has no blank.
         back = self.decode(self.text("My") + self.text("self"))
         if back != "Myself":
             raise BadModel(
@@ -79,8 +79,8 @@ class ChatFormat:
         ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
         past, new = before_past_reply[len(ask) :], before_new_reply[len(ask) :]
         self.past_reply_prefix, self.opening_text = past, new
-        # One of the two openings may have something more: a past one white space, a new one <think>
-        # in think mode, or <think></think> in direct mode.
+        # One of the two openings may be longer: that of a past reply by white space, that of a new
+        # reply by <think> in think mode, or by <think></think> in direct mode.
         thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", new)
         if not thought_at_most or past.strip() or (past and new):
             raise BadModel(
@@ -104,7 +104,7 @@ class ChatFormat:
     def split_template(self):
         """The template's own text around the messages of a dummy dialogue: up to the user's first
         text, from there to a past reply, from there to the user's next text, and from there to a
-        reply that is to be sampled. Raises BadModel."""
+        new reply. Raises BadModel."""
         text = self.render("@@1@@", "@@2@@", "@@3@@")
         match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", text, re.DOTALL)
         if not match or self.system_prompt.strip() not in match[1]:
@@ -126,14 +126,14 @@ class ChatFormat:
                 messages, tokenize=False, add_generation_prompt=True, **self.template_args
             )
         except Exception as error:
-            # a template may refuse whatever it likes, a system message for one
+            # a template may refuse anything, for example a system message
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
 
     def find_stop(self, tail, stop_ids):
         """Find the stop token in the ids that follow a reply. Returns (close, stop_id, after).
         Raises BadModel if there is none, if more than white space stands in front of it, or if the
         model does not stop at it."""
-        added_ids = self.tokenizer.added_tokens_decoder  # no text of people becomes one of these
+        added_ids = self.tokenizer.added_tokens_decoder  # no message is encoded as one of these
         at = next((i for i, token_id in enumerate(tail) if token_id in added_ids), None)
         if at is None or self.decode(tail[:at]).strip():
             raise BadModel(
@@ -170,11 +170,11 @@ class ChatFormat:
     # --------------------------------------------------------------- speaking, for every message
 
     def first_prompt(self, line):
-        """Ids from the beginning to where the first reply is sampled, but for the opening."""
+        """Ids from the beginning to where the first reply is sampled, without the opening."""
         return self.head + self.text(line) + self.ask
 
     def next_prompt(self, line):
-        """Ids from behind a reply's stop token to where the next one is sampled, but for the
+        """Ids from behind a reply's stop token to where the next reply is sampled, without the
         opening."""
         return self.after + self.text(line) + self.ask
 
@@ -183,12 +183,12 @@ class ChatFormat:
         return self.text(self.past_reply_prefix + visible) + self.close + [self.stop_id]
 
     def text(self, text):
-        """Ids of what somebody said: text only, and no added token, even if it spells one."""
+        """Ids of a message: text only, and no added token, even if it spells one."""
         return self.plain.encode(text, add_special_tokens=False).ids
 
     def encode(self, text):
-        """Ids of a text of the template, in which added tokens are meant, without any that the
-        tokenizer would put around it."""
+        """Ids of a text of the template, with its added tokens, but without those that the
+        tokenizer would put around a text."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def decode(self, ids):

@@ -28,13 +28,13 @@ def print_folded(text):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaint is one line, not the whole usage. From then on a character
-    that the terminal lacks is shown as "?"."""
+    """An argument parser that reports an error in one line, without the usage. It also lets the
+    terminal show "?" for a character that it lacks."""
 
     def __init__(self, **options):
         super().__init__(**options)
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError):  # of a stream that is no terminal's
+            with contextlib.suppress(AttributeError):  # a stream that is no file cannot do it
                 stream.reconfigure(errors="replace")
 
     def error(self, message):
@@ -54,8 +54,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def read_checked(read, test, what, text):
-    """read(text), the value of a flag, if it passes `test`. Else the complaint is one line: that
-    `what` is needed."""
+    """read(text), the value of a flag, if it passes `test`. Otherwise the error says in one line
+    that `what` is needed."""
     try:
         value = read(text)
         if test(value):

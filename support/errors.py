@@ -13,7 +13,7 @@ class RunError(Exception):
     exit_code = 1
     # Do all ranks raise this error together? Then only the first rank prints it.
     on_all_ranks = False
-    # Can a run that ended so go on, when what was wrong is repaired?
+    # Can such a run be resumed after the problem is repaired?
     is_resumable = True
 
 
@@ -33,8 +33,8 @@ class BadModel(BadInput):
 
 
 class SimulatorFailed(RunError):
-    """A dialogue cannot go on, mostly because there was no usable answer in as many attempts as
-    allowed: it is dropped, and no answer is made up for it."""
+    """A dialogue cannot go on, mostly because no attempt brought a usable answer. It is dropped,
+    and no answer is made up for it."""
 
     exit_code = 2
 
@@ -55,8 +55,8 @@ class SimulatorRefused(RunError):
     exit_code = 2
 
 
-# The most dialogues of a batch, or of an evaluation, that may be lost. Those that are left are then
-# not what was asked for any more: a user's model may fail at some replies more than at others.
+# The largest share of a batch, or of an evaluation, that may be lost. Beyond it the rest is no fair
+# sample: a user's model may fail at some replies more than at others.
 MAX_LOST = 1 / 5
 
 
@@ -75,15 +75,15 @@ class CannotWrite(RunError):
 
 
 class SelfCheckFailed(RunError, RuntimeError):
-    """Something that must hold does not, and training on would waste the run. The message says
-    where to look."""
+    """A condition that must hold does not hold, and further training would waste the run. The
+    message says where to look."""
 
     is_resumable = False
 
 
 @contextmanager
 def naming(model):
-    """A context that puts the name of a model in front of what is wrong with it."""
+    """A context that puts the name of a model in front of the message of a BadModel."""
     try:
         yield
     except BadModel as error:
@@ -91,13 +91,13 @@ def naming(model):
 
 
 def one_line(error):
-    """An exception of somebody else's in one line, for a message."""
+    """The message of another library's exception, in one line."""
     return " ".join(str(error).split())[:300]
 
 
 def explain(error, out=None, rank=0, world=1, program="rlver.py"):
-    """What a program does about the `error` that ended it. out: the directory of rlver.py's run,
-    None if there was none yet; rank, world: this rank, and how many there are.
+    """The exit code and the message for the `error` that ended a program. out: the directory of
+    rlver.py's run, or None before there is one; rank, world: this rank, and the number of ranks.
 
     Returns (exit code, message of this rank, "" if another rank prints it). Raises the error again
     if it is a bug of ours."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 
 def write_file(path, text):
-    """Write a text to a file beside `path`, and rename that: nobody ever finds half a file,
-    whenever this process is killed. Half a surrogate pair becomes a "?"."""
+    """Write a text to a file beside `path` and rename it, so that nobody finds half a file, even if
+    this process is killed. Half a surrogate pair becomes a "?"."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}")
@@ -33,8 +33,8 @@ def append_line(path, value):
 
 
 def cut_unfinished_line(path):
-    """Cut off what stands behind the last newline: a program that was stopped while it wrote leaves
-    half a line."""
+    """Cut off the text after the last newline: a program that was stopped while writing leaves half
+    a line."""
     text = path.read_bytes()
     whole_lines = text.rfind(b"\n") + 1  # their bytes; 0 if there is no newline
     if whole_lines < len(text):  # else another process may have added a line by now
@@ -64,8 +64,8 @@ def read_json(path):
 
 def read_jsonl(path, containing=b""):
     """Yield the lines of a JSONL file as (number, row, problem): `problem` says why a line cannot
-    be read, or is None. Empty lines are skipped, and so, unread, are lines without the bytes
-    `containing` (the empty bytes are in every line). Raises OSError.
+    be read, or is None. Empty lines are skipped. Lines without the bytes `containing` are skipped
+    unread (the empty bytes are in every line). Raises OSError.
 
     Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""
     with open(path, "rb") as file:
@@ -80,9 +80,9 @@ def read_jsonl(path, containing=b""):
 
 def read_records(path, record, flag, other_names, allowed_values):
     """The lines of a JSONL file as objects of the dataclass `record`, which has an `id` and fields
-    of str and list. flag: the one that named the file, for messages; other_names: {field: another
+    of str and list. flag: the flag that named the file, for messages; other_names: {field: another
     name for it in the file}; allowed_values: {field: values}. Only a field with a default may be
-    missing or empty, and keeps its default then; a list may be empty. Raises BadInput, naming the
+    missing or empty; it then keeps its default. A list may be empty. Raises BadInput, naming the
     line, and OSError."""
     records = {}
     for number, row, problem in read_jsonl(path):
@@ -120,7 +120,7 @@ def size_of(path):
 
 
 def lock(path):
-    """Lock a file or a directory. Returns the lock, an open file descriptor: to close it releases
+    """Lock a file or a directory. Returns the lock, an open file descriptor; closing it releases
     the lock. Raises BadInput if another process has it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,8 +1,8 @@
 """support/loading.py - a model and its tokenizer.
 
-What cannot be trained here is refused while loading, in one line: a directory without weights, a
-tokenizer that does not give back what it was given, layers that do not attend to all that came
-before, logits that are no output of the last layer.
+A model that cannot be trained here is refused while loading, in one line: a directory without
+weights, a tokenizer without a chat template, layers that do not attend to all earlier tokens,
+logits that are not the output of the last layer.
 """
 
 from support.errors import BadModel, one_line
@@ -28,15 +28,15 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
                   would round to nothing. (transformers would load a bf16 file as bf16.)
         None      As stored. The file is mapped and not copied, which saves memory. Before training
                   the caller must call `make_masters`, which makes fp32 copies.
-        another   For weights that are never trained: the base under adapters, or what only samples.
+        another   For weights that are never trained: the base under adapters, or only sampling.
 
     Dropout is set to 0. `eval()` would switch it off, but gradient checkpointing needs train mode.
     With dropout the same tokens would get other log-probs on every pass, and the first ratio would
     not be 1.
 
     Raises BadModel if something is missing or damaged, and for the architectures that this code
-    would get wrong: those with sliding windows, those whose rows depend on each other, and the few
-    that scale or cap their logits behind the output layer (see `check_model`).
+    would compute wrongly: those with sliding windows, those whose rows depend on each other, and
+    the few that scale or cap their logits after the output layer (see `check_model`).
     """
     from transformers import AutoModelForCausalLM, GenerationConfig, logging
 
@@ -55,8 +55,8 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
         if loading_info["missing_keys"]:  # transformers would make them up at random
             raise BadModel(f"its weights lack {sorted(loading_info['missing_keys'])[0]}")
         check_model(model, tokenizer)
-        # A checkpoint needs only the stop ids. The rest may be what transformers reads but does not
-        # write: a temperature beside do_sample false.
+        # A checkpoint needs only the stop ids. transformers refuses to write some of the other
+        # values that it reads: a temperature beside do_sample false.
         model.generation_config = GenerationConfig(eos_token_id=stop_ids(directory) or None)
         # dropout: in its configuration, and in its layers, which copied the numbers from there
         for part in (model.config, *model.modules()):
@@ -68,7 +68,7 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
                 if isinstance(value, float) and ("drop" in name or name == "p"):
                     setattr(part, name, 0.0)
     except Exception as error:
-        # transformers, safetensors and jinja each have their own; to the user all mean the same
+        # transformers, safetensors and jinja have exceptions of their own; here all mean the same
         raise BadModel(f"{prefix}{path}: {one_line(error)}") from None
     return model.to(device), tokenizer
 
@@ -83,7 +83,7 @@ def load_tensors(path):
 
 
 def load_to_sample(path, prefix):
-    """`load_model` for a model that nobody trains: on the device and in the type of computing."""
+    """`load_model` for a model that only samples: in bf16 on a GPU, in fp32 on the CPU."""
     device = best_device()
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return load_model(path, device, prefix, dtype)
@@ -91,12 +91,12 @@ def load_to_sample(path, prefix):
 
 def directory_of(place):
     """The directory with the files of a model, which is downloaded if `place` is a name on the hub,
-    OWNER/NAME. Files that hold the same weights once more, in other formats, are left out. Raises
-    BadModel if it is neither a directory nor to be had from the hub."""
+    OWNER/NAME. The same weights in other formats are left out. Raises BadModel if `place` is no
+    directory and the hub does not have it."""
     path = Path(place)
     if path.is_dir():
         return place
-    # What stands in a directory that is here, or in runs/, is a path with a typing error.
+    # A place in an existing directory, or in runs/, is a path with a typing error.
     is_a_name = re.fullmatch(r"(?!runs/)\w[\w.-]*/\w[\w.-]*", str(place))
     if not is_a_name or path.parent.exists():
         raise BadModel(
@@ -129,19 +129,19 @@ def load_tokenizer(directory):
 
 
 def check_model(model, tokenizer):
-    """Raise BadModel for a model that does not belong to its tokenizer, or that this code would get
-    wrong."""
+    """Raise BadModel for a model that does not belong to its tokenizer, or that this code would
+    compute wrongly."""
     # More rows than ids are usual.
     last = max(tokenizer.get_vocab().values())
     rows = len(model.get_input_embeddings().weight)
     if last >= rows:
         raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
-    # Every layer has to attend to all that came before: the trainer's mask (`policy.tree_mask`)
-    # knows no window, and the engine's neither.
+    # Every layer must attend to all earlier tokens: neither the trainer's mask (`policy.tree_mask`)
+    # nor the engine's has a window.
     config = model.config.get_text_config()  # a part of the config of a model that reads pictures
     context = config.max_position_embeddings  # a model without one is refused: this line raises
     kinds = getattr(config, "layer_types", None)
-    if kinds is None:  # then one kind for all layers; some configs name a window and leave it off
+    if kinds is None:  # one kind for all layers; some configs name a window and do not use it
         window = getattr(config, "sliding_window", None)
         in_use = window and getattr(config, "use_sliding_window", True)
         kinds = [f"a sliding window of {window} tokens"] if in_use else []
@@ -150,9 +150,9 @@ def check_model(model, tokenizer):
         raise BadModel(
             f"its layers do not attend to the whole dialogue ({others[0]}); not supported"
         )
-    # `Policy.forward` takes the logits of the output layer as they are; and a row must not depend
+    # `Policy.forward` takes the logits of the output layer as they are, and a row must not depend
     # on its neighbours, such as one that ends at the last position. (Both passes have the same
-    # shape, so in bf16, too, all that differs is what the model makes of the positions.)
+    # shape, so even in bf16 only the positions can make a difference.)
     ids = torch.arange(16).repeat(2, 1)
     positions = torch.stack([ids[0], ids[0] + context - 16])
     with torch.no_grad():
@@ -160,7 +160,7 @@ def check_model(model, tokenizer):
         hidden = model.base_model(ids).last_hidden_state[0]
         gap = (logits - model.get_output_embeddings()(hidden)).abs().mean()
     limit = 1e-4 if gap.dtype == torch.float32 else 0.1
-    if not gap <= limit:  # put this way round because NaN is not <= anything
+    if not gap <= limit:  # not `gap > limit`, which is false for NaN
         raise BadModel(
             "its logits are not those of its output layer (scaled or capped), or depend on who "
             f"shares the batch (longrope), by {gap:.1e}; not supported"
@@ -168,8 +168,8 @@ def check_model(model, tokenizer):
 
 
 def stop_ids(path):
-    """The ids of the tokens at which a model stops, by its generation_config.json; [] if it has no
-    such file, or if the file names none."""
+    """The ids of a model's stop tokens, from its generation_config.json; [] if it has no such file,
+    or if the file names no stop token."""
     from transformers import GenerationConfig
 
     try:
@@ -195,8 +195,8 @@ def memory_of(device):
 
 
 def return_freed_memory():
-    """Return memory that was freed to the system. glibc keeps a freed block that lies below one in
-    use, so the parts of a step, one after the other, would take the sum of their memory. Without
-    glibc nothing is done."""
+    """Return freed memory to the system. glibc keeps a freed block that lies below one in use, so
+    the parts of a step, one after the other, would take the sum of their memory. Without glibc
+    nothing is done."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -12,8 +12,8 @@ from emotion import FAILURE_BELOW
 
 
 def score_summary(finals):
-    """The numbers that sum up final emotions everywhere: mean, standard error (None of a single
-    one, whose spread is unknown), success (100) and failure (below 10) in percent, n."""
+    """The numbers that sum up final emotions everywhere: mean, standard error (None for a single
+    emotion), success (100) and failure (below 10) in percent, n."""
     emotions = np.array(finals, dtype=float)
     n = len(finals)
     stderr = None
@@ -37,7 +37,7 @@ def scores_by(name, rows):
 
 
 def summarise(episodes):
-    """`score_summary`, and malformed in percent: these score 0, so they are failures too."""
+    """`score_summary`, and malformed in percent: they score 0, so they are failures, too."""
     return {
         **score_summary([e.emotion for e in episodes]),
         "malformed": 100 * sum(e.ended == "malformed" for e in episodes) / len(episodes),
@@ -45,8 +45,8 @@ def summarise(episodes):
 
 
 def batch_metrics(episodes, think, compares_groups):
-    """The metrics of the `episodes` of a training step, think or direct: {name: number, or None for
-    what they do not have}. compares_groups: does the algorithm?"""
+    """The metrics of the `episodes` of a training step: {name: number, or None if it does not
+    apply}. think: the mode; compares_groups: does the algorithm compare dialogues?"""
     summary = summarise(episodes)
     rewards, emotions = [e.reward for e in episodes], [e.emotion for e in episodes]
     turns = [turn for e in episodes for turn in e.turns]
@@ -64,15 +64,15 @@ def batch_metrics(episodes, think, compares_groups):
     }
 
 
-# In the place of `zero_std_shares` for PPO, which compares no dialogues and learns all the same.
+# In place of `zero_std_shares` for PPO, which learns without comparing dialogues.
 NO_GROUPS = {"zero_std_groups": None, "lost_groups": None}
 
 
 def zero_std_shares(episodes):
     """The shares of the groups without variance, whose dialogues all have the same reward:
     "zero_std_groups", and "lost_groups", those of them at a reward below 0.2. GRPO's advantages are
-    0 there, and nothing is learned. (With deltas, dr-grpo and rloo still tell turns apart in which
-    equal sums were earned.)"""
+    0 there, and nothing is learned. (With deltas, dr-grpo and rloo may still learn there, because
+    turns may differ although the sums are equal.)"""
     rewards_of = {}  # group: the different rewards in it
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)

@@ -16,7 +16,7 @@ SCRIPTED = {
 
 
 def scripted_notice(simulator_name, reader=None):
-    """A sentence that says so if this user is scripted; else "". reader: what hears in its place."""
+    """A sentence that says that this user is scripted, or "". reader: what hears in its place."""
     if simulator_name not in SCRIPTED:
         return ""
     if reader:
@@ -38,8 +38,8 @@ def split_name(name):
 
 
 def from_anywhere(name):
-    """A model's name, absolute where it names a directory that is here: a run is resumed, and its
-    config.json read, from other directories, too. The model of a user stands behind "local:"."""
+    """A model's name. An existing directory becomes an absolute path: a run may be resumed, and its
+    config.json read, from another directory. The model of a user follows "local:"."""
     place = name.removeprefix("local:")
     if name in SCRIPTED or not os.path.isdir(place):
         return name

@@ -1,5 +1,5 @@
-"""support/printing.py - what a run prints, and tables of scores. Wherever a score is shown its scale
-stands beside it (emotion.scale_in_words), and what is scripted says so.
+"""support/printing.py - what a run prints, and tables of scores. Every score is shown with its
+scale (emotion.scale_in_words), and every scripted user is named as one.
 """
 
 from support.command_line import fold, print_folded
@@ -13,7 +13,7 @@ from emotion import BENCHMARK_TURNS, INITIAL_EMOTION, scale_in_words
 
 
 def print_head(cfg, out, training, held_out, ranks=1, step=0):
-    """What a run prints before its first dialogue: what is trained on whom, and where all goes.
+    """What a run prints before its first dialogue: what is trained on whom, and where the files go.
     training, held_out: numbers of users; step: the last step that is done, above 0 in a resumed
     run."""
     begin = f"Step {step} is done, going on: " if step > 0 else ""
@@ -26,11 +26,11 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
         f"User: {cfg.simulator} ({cfg.difficulty}, {cfg.lang}); {training} users to train on, "
         f"{held_out} held out. {scripted_notice(cfg.simulator, cfg.reader)}"
     )
-    print_folded(f"All goes to {out}; config.json there has every setting.")
+    print_folded(f"The files of the run are in {out}; config.json there has every setting.")
 
 
 def progress(metrics, rollout_seconds):
-    """A step's metrics in the few words that fit behind a progress bar."""
+    """A step's metrics in the few words that fit beside a progress bar."""
     tokens_per_second = metrics["tokens_sampled"] / rollout_seconds
     return (
         f"emotion {metrics['emotion']:.0f}, success {metrics['success']:.0f} %, "
@@ -39,7 +39,7 @@ def progress(metrics, rollout_seconds):
 
 
 def dialogue_text(title, episode, hidden_need):
-    """One dialogue, word for word, and then what its user needed, in words."""
+    """One dialogue, word for word, and then the need of its user."""
     lines = [
         f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, final emotion "
         f"{episode.emotion}",
@@ -79,8 +79,8 @@ def print_summary(out):
 
 
 def print_table(table):
-    """Print a table of scores, {name of a line: numbers of `score_summary`}; those of all users
-    also hold how many are lost."""
+    """Print a table of scores, {name of a line: numbers of `score_summary`}. The line of all users
+    also has the number of lost dialogues."""
     print(f"{'':<26}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
     for name, numbers in table.items():
         lost = numbers.get("lost")

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 8 rlver.py ...
 
 Every rank has its own dialogues, its own engine and a shard of the models. The functions that
-gather, reduce or broadcast are collective calls: every rank must make them, or all wait for ever.
-Several nodes (torchrun --nnodes 2) need no shared file system for a new run; for --resume each node
+gather, reduce or broadcast are collective calls: every rank must make them, or all ranks hang.
+Several nodes (torchrun --nnodes 2) need no shared file system for a new run. For --resume each node
 needs the run's directory, shared or copied.
 """
 
@@ -32,7 +32,7 @@ def world_size():
 
 
 def rank():
-    """The number of this process among them, from 0."""
+    """The number of this rank, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -49,8 +49,8 @@ def join_ranks(cuda):
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     if dist.is_initialized() or (ranks == 1 and not cuda):
         return
-    # One GPU without torchrun: on a GPU it is FSDP2 that computes in bf16 from fp32 masters, and
-    # FSDP2 wants a process group even for one rank. (A HashStore needs no address.)
+    # One GPU without torchrun: on a GPU, FSDP2 computes in bf16 from fp32 masters, and it needs a
+    # process group even for one rank. (A HashStore needs no address.)
     alone = {} if ranks > 1 else dict(store=dist.HashStore(), rank=0, world_size=1)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=GROUP_TIMEOUT), **alone
@@ -58,12 +58,12 @@ def join_ranks(cuda):
 
 
 def leave_ranks(code):
-    """End this process with an exit code; of many ranks each leaves the process group before. Not
-    after a failure: other ranks may still be in a collective call, and torchrun ends them. Not with
-    vLLM either, which destroys its own groups later than this.
+    """End this process with an exit code. A rank leaves the process group first, but not after a
+    failure: other ranks may still be in a collective call, and torchrun ends them. With vLLM it
+    does not leave: vLLM destroys its own groups later than this.
 
-    A rank skips Python's own end. Otherwise a thread of gloo that frees its last tensor by then
-    asks for an interpreter that is gone, and the process is aborted although all was done
+    A rank skips Python's own shutdown. Otherwise a thread of gloo may free its last tensor after
+    the interpreter is gone, and the process is aborted although all work is done
     (pytorch#179291)."""
     if code == 0 and dist.is_initialized() and "vllm" not in sys.modules:
         dist.destroy_process_group()
@@ -100,8 +100,8 @@ def barrier():
 
 
 def broadcast(function, *args):
-    """Call function(*args) on the first rank alone. Returns its result on every rank, or raises on
-    every rank the RunError that it raised: otherwise the other ranks would wait for it."""
+    """Call function(*args) on the first rank alone. Returns its result on every rank. If it raises
+    a RunError, every rank raises it, because the other ranks would wait for the result."""
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:
@@ -138,16 +138,16 @@ def make_masters(module, device="cpu", dtype=torch.float32):
     not frozen becomes an fp32 copy. If there is a process group, masters and frozen weights are
     sharded over all ranks with FSDP2.
 
-    Until then a parameter may be in the type in which it is stored, and be mapped from the
-    checkpoint's file: what is not read takes no memory.
+    Before this call a parameter may have the type in which it is stored, and may be mapped from the
+    checkpoint's file, so that unread weights take no memory.
 
-    Each transformer block becomes a unit of FSDP2, and all the rest another one, the root. In a
-    forward pass it gathers a unit's weights just before it computes, in `dtype` (bf16 on a GPU),
-    and frees them behind it. Master weights, gradients and Adam's moments are fp32 shards.
-    Everything must go through the root's forward(), which is where FSDP2 begins.
+    Each transformer block becomes a unit of FSDP2, and the rest is one more unit, the root. In a
+    forward pass FSDP2 gathers a unit's weights just before it computes, in `dtype` (bf16 on a GPU),
+    and frees them afterwards. Master weights, gradients and Adam's moments are fp32 shards. Every
+    pass must go through the root's forward(), where FSDP2 begins.
 
     Gradients come out *averaged* over ranks, which is why `ppo.optimize` multiplies its loss by
-    their number. An optimizer must be built after this: the parameters of shards are new ones."""
+    their number. Build an optimizer after this: the parameters of shards are new ones."""
     parts, is_sharded = [module], dist.is_initialized()
     if is_sharded:
         from torch.distributed.device_mesh import init_device_mesh
@@ -166,7 +166,7 @@ def make_masters(module, device="cpu", dtype=torch.float32):
             fully_shard(part, mesh=mesh, mp_policy=precision)
 
     def free_gathered_weights(root, *_):
-        # FSDP2 keeps the root's gathered weights for the backward pass, even if there will be none.
+        # FSDP2 keeps the root's gathered weights for a backward pass, even without gradients.
         if not torch.is_grad_enabled():
             root.reshard()
 
@@ -175,15 +175,15 @@ def make_masters(module, device="cpu", dtype=torch.float32):
 
 
 def full_tensor(tensor):
-    """The whole of a tensor that may be a shard. A collective call, made by every rank or none."""
+    """The whole of a tensor that may be a shard. A collective call: every rank must make it."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def iter_full_weights(module):
     """Yield (name, whole tensor) of a module, one at a time: no rank ever holds more than one
-    besides its own shard. A collective call: every rank must walk to the end.
+    besides its own shard. A collective call: every rank must iterate to the end.
 
-    By state_dict(), because named_parameters() leaves out the second name of a tied tensor."""
+    It uses state_dict(), because named_parameters() omits the second name of a tied tensor."""
     for name, tensor in module.state_dict().items():
         yield name, full_tensor(tensor.detach())
 

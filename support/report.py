@@ -1,9 +1,9 @@
 """support/report.py - the page and the picture of a run, report.html and learning_curve.png. All
-numbers are those that its files hold: nothing is measured again, and no model is needed.
+numbers come from its files: nothing is measured again, and no model is needed.
 
-What models and users say is hostile until shown to be harmless: a policy that learns to write
-"</script>" must not run code in the reader's browser. So jinja2 escapes every text, and the page
-forbids the browser to run scripts and to fetch anything (its Content-Security-Policy).
+The words of models and users may be hostile: a policy that learns to write "</script>" must not run
+code in the reader's browser. So jinja2 escapes every text, and the page forbids the browser to run
+scripts and to fetch anything (its Content-Security-Policy).
 """
 
 from support.errors import BadInput
@@ -42,22 +42,22 @@ PANELS = (
         "Length of a reply",
         "tokens",
         {"reply_tokens": ""},
-        "A climb may be padding, a fall silence.",
+        "A rise may be padding, a fall empty replies.",
     ),
     ("Entropy", "nats per token", {"entropy": ""}, "Near 0 the policy always says the same."),
     ("KL within the update", "nats per token", {"kl": ""}, "Mostly above 0.003: lower --lr."),
-    ("KL from the start", "nats per token", {"kl_start": ""}, "A slow climb is learning."),
+    ("KL from the start", "nats per token", {"kl_start": ""}, "A slow rise shows learning."),
     (
         "Signs of reward hacking",
         "share of replies",
         SIGNS,
-        "A climb is a reason to read dialogues.",
+        "A rise is a reason to read dialogues.",
     ),
     ("Distinct-2", "share of word pairs", {"distinct_2": ""}, "It falls as replies grow alike."),
-    ("Explained variance", "share", {"explained_variance": ""}, "Of the returns, by the critic."),
+    ("Explained variance", "share", {"explained_variance": ""}, "How well the critic predicts."),
 )
-# Curves of one panel differ in colour and in dashes, for readers who do not tell red from green,
-# and on paper.
+# Curves of one panel differ in colour and in dashes, for readers who cannot tell red from green,
+# and for printing on paper.
 LOOKS = (("#005ab5", "-"), ("#8c1515", "--"), ("#00805a", ":"))
 STYLE = {
     "svg.fonttype": "none",  # text stays text
@@ -78,7 +78,7 @@ def column(rows, key):
 
 
 def draw_panel(axis, curves, rows, evaluations):
-    """Draw the curves of a panel; with the emotion the evaluations."""
+    """Draw the curves of a panel, and the evaluations in the panel of the emotion."""
     steps = column(rows, "step")
     for (key, label), (colour, dashes) in zip(curves.items(), LOOKS):
         values = column(rows, key)
@@ -115,7 +115,7 @@ def draw_curves(out, rows, evaluations):
         file = io.StringIO()
         picture.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
-    return panels, svg[svg.index("<svg") :]  # without the head of a file
+    return panels, svg[svg.index("<svg") :]  # without the XML header
 
 
 # ------------------------------------------------------------------------------------ what is shown
@@ -126,8 +126,8 @@ MAX_USERS = 24  # whose dialogues are shown: three of each need, if the needs ta
 
 def dialogues_of_run(out, people, last_step):
     """{"before": dialogues with held-out users before training, "after": those of the last
-    evaluation}, each with its final emotion and with what the page tells of its user, one of
-    `people`."""
+    evaluation}, each with its final emotion and with what the page shows of its user. people: the
+    profiles of these users."""
     profiles = {profile.id: profile for profile in people}
     sides = {step: [] for step in (0, last_step)}
     # most lines are dialogues of training: `containing` skips them unread
@@ -193,9 +193,9 @@ def write_page(out, people):
 
 
 def draw(path, people):
-    """Write the report of the run in `path`, as far as it is. people: the profiles of its held-out
-    users. Returns the path of the page, or None: what cannot be drawn is a line on the terminal,
-    and never the end of a run."""
+    """Write the report of the run in `path`, finished or not. people: the profiles of its held-out
+    users. Returns the path of the page, or None: a report that fails prints a line on the terminal,
+    and never ends a run."""
     try:
         return write_page(Path(path), people)
     except Exception as error:

@@ -1,6 +1,6 @@
-"""support/results.py - what runs and evaluations leave, read back: result files, ours and SAGE's,
-with the settings that they were made with; and logs of dialogues. (scoring.py scores and compares
-them.)
+"""support/results.py - reads what runs and evaluations leave: result files, ours and SAGE's, with
+the settings of their evaluations, and logs of dialogues. (scoring.py scores and compares the
+results.)
 """
 
 from support.errors import BadInput
@@ -14,10 +14,10 @@ from emotion import BENCHMARK_TURNS, INITIAL_EMOTION, need_of, scale_in_words
 
 # ------------------------------------------------------------------------------------- result files
 
-# the groups of personas in the released files, and what ours call them
+# the groups of personas in the released files, and our names for them
 PERSONA_GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
-# What users come for: the `target` of a profile. (The first is to confide a trouble, and also where
-# a profile says nothing; the others are small talk.)
+# The purpose of a profile, by its `target`. (The first is to confide a trouble, and the purpose of
+# a profile without a target; the others are small talk.)
 PURPOSE_LABELS = {
     "eq": "heart-to-heart",
     "target": "chat with an aim",
@@ -27,7 +27,7 @@ PURPOSE_LABELS = {
 
 def read_results(path):
     """The lines of a result file, ours or SAGE's, as rows (see `parse_result`). Raises BadInput for
-    a line that is no result, and for a file without any; OSError."""
+    a line that is not a result, and for a file without results; OSError."""
     # the released files do not say who played the user: their directory does
     folders = [part for part in Path(path).resolve().parts if part.endswith("_based_simulator")]
     simulator = "".join(folders) or "unknown"
@@ -51,21 +51,21 @@ def read_results(path):
 def parse_result(raw, simulator):
     """A line's object as a row:
 
-        id, profile_id  both: of the user; a log of a run has the second name
-        final, reward   the final emotion; a hundredth of it, which a log has
-        first_line      the user's
+        id, profile_id  both are the user's id; a log of a run has the second name
+        final, reward   the final emotion; the same divided by 100, as in a log
+        first_line      the user's first line
         turns           see `turns_of`
         start           the emotion at the start
         task            the hidden need, in words
         intention       its name, a key of emotion.NEEDS, or "other"
         kind            "rational", "emotional" or "other"
-        purpose         what the user comes for, one of PURPOSE_LABELS
+        purpose         the purpose of the profile, one of PURPOSE_LABELS
         group           of the persona: "negative", "passive", "avoidant" or another
         made_by         the settings of the evaluation; of a SAGE file those that are known
         ended           what ended the dialogue, "" in a SAGE file
         raw             the object itself
 
-    Raises LookupError, TypeError, AttributeError or ValueError if it is no result."""
+    Raises LookupError, TypeError, AttributeError or ValueError if it is not a result."""
     made_by = raw.get("rlver") or {
         "simulator": simulator,
         "start": INITIAL_EMOTION["benchmark"],
@@ -100,11 +100,11 @@ def parse_result(raw, simulator):
 def turns_of(history, start):
     """The policy's turns in the messages of a result, a list of dicts: "reply", "user" (the line
     after it, None at the end), "thought", "analysis", "change", "emotion". A value that the file
-    does not hold is None. start: the emotion before the first.
+    does not hold is None. start: the emotion before the first turn.
 
-    Ours stand in the policy's message, under "rlver", the analysis as the model wrote it. SAGE's
-    emotion and analysis, an object, stand in the user's message that follows; its changes follow
-    from the emotions."""
+    In our files they stand in the policy's message, under "rlver", with the analysis as the model
+    wrote it. In SAGE's files the emotion and the analysis, an object, stand in the user's next
+    message; the changes are computed from the emotions."""
     turns, before = [], start
     followers = [*history[1:], {}]  # the message after each; {} after the last
     for message, follower in zip(history, followers):
@@ -132,8 +132,8 @@ def emotions_of(turns):
 
 
 def parts_of(rows):
-    """The columns by which tables part these rows. The purpose is among them only if some user
-    chats, because in most files nobody does."""
+    """The columns by which tables split these rows. The purpose is among them only if some user
+    chats, because in most files no user does."""
     parts = ["kind", "intention", "group"]
     if any(row["purpose"] != PURPOSE_LABELS["eq"] for row in rows):
         parts.insert(0, "purpose")
@@ -146,7 +146,7 @@ def parts_of(rows):
 # "rlver"; in a row of `read_results` they are "made_by". Not compared: "ended", "traits" and "cut"
 # belong to one dialogue, and "held_out" follows from the policy and its users.
 NOT_COMPARED = {"ended", "traits", "cut", "held_out"}
-# The conditions in which scores compare, and how the policy replied.
+# The settings that must be equal where scores are compared, and those of the policy's replies.
 CONDITIONS = ("simulator", "reader", "difficulty", "lang", "start", "max_turns", "world")
 POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context")
 
@@ -163,7 +163,7 @@ def differences(made_by, settings):
 
 def refuse_mixed(rows, where):
     """Raise BadInput unless all rows were made in the same conditions: who played the user, and the
-    rules of the benchmark. Scores compare only then."""
+    rules of the benchmark. Other scores do not compare."""
     conditions = sorted({in_words(row["made_by"], CONDITIONS) for row in rows})
     if len(conditions) > 1:
         raise BadInput(
@@ -173,24 +173,24 @@ def refuse_mixed(rows, where):
 
 
 def in_words(made_by, keys):
-    """Those settings of a result that it has, in words."""
+    """The settings of a result under these keys, as far as it has them, in words."""
     return ", ".join(f"{key} {made_by[key]}" for key in keys if made_by.get(key) is not None)
 
 
 def describe(made_by):
-    """The policy and the user of a result, in words. The policy's settings are told as well,
-    because the same weights may have been measured with several."""
+    """The policy and the user of a result, in words. The policy's settings are included, because
+    the same weights may have been measured with several."""
     if "policy" not in made_by:
         return f"a SAGE result file, simulator {made_by['simulator']}"
-    # The policy that a run started from is called by a directory that is soon deleted.
+    # A run's starting policy is named by its checkpoint-000000, a directory that is soon deleted.
     start = re.fullmatch("(.*)/checkpoint-0{6}", made_by["policy"])
     policy = f"the starting policy of {start[1]}" if start else f"policy {made_by['policy']}"
     return f"{policy} ({in_words(made_by, POLICY_SETTINGS)}) with user {made_by['simulator']}"
 
 
 def what_scores_are(made_by):
-    """What the scores are that were made with these settings, in words: their scale, and whether
-    the users are scripted."""
+    """What scores with these settings mean, in words: their scale, and whether the users are
+    scripted."""
     scale = scale_in_words(made_by["start"], made_by["max_turns"])
     return (
         f"mean final emotion, {scale}. success: 100; failure: below 10. "
@@ -202,9 +202,9 @@ def what_scores_are(made_by):
 
 
 def recorded_dialogues(path):
-    """The dialogues of a log (a run's dialogues.jsonl) or of a result file, a list, all of them in
-    the log's form, with the emotion that they started from: the training's, if a log does not say
-    it. Raises BadInput."""
+    """The dialogues of a log (a run's dialogues.jsonl) or of a result file, as a list in the log's
+    form. Each has the emotion that it started from: the training's, if a log does not say it.
+    Raises BadInput."""
     with open(path, "rb") as file:
         is_result_file = b'"history"' in file.readline()
     if is_result_file:

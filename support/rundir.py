@@ -4,8 +4,8 @@
     checkpoint-000050/  summary.json  report.html  learning_curve.png
 
 A run may be killed at any moment. So a file is written under another name and renamed, logs grow by
-whole lines, and a checkpoint knows how long each log was: what was logged after it is cut off, and
-done again. Nothing here knows a policy's weights: `RunDir.save` is handed a function that writes
+whole lines, and a checkpoint holds the length of each log: later lines are cut off, and their steps
+are done again. Nothing here knows a policy's weights: `RunDir.save` gets a function that writes
 them.
 """
 
@@ -33,15 +33,15 @@ LOGGED = ("profile_id", "group", "first_line", "turns", "ended", "reward")  # of
 
 
 class RunDir:
-    """The directory of one run: what is written there and printed, and what is open while the run
-    lasts. Every rank has such an object, but only the first one writes and prints (each logs its
-    own calls to the user's model).
+    """The directory of one run: its files, its messages, and what is open while the run lasts.
+    Every rank has such an object, but only the first one writes and prints (each logs its own calls
+    to the user's model).
 
     path, cfg     the directory; Settings
     runner        the asyncio.Runner in which all dialogues are held
     clock, calls  the seconds in which only the user's model is at work; the log of its calls
     heldout       the profiles of the held-out users, from `begin` on
-    began         when the run would have begun, had it never been stopped, from `begin` on
+    began         when the run would have begun without interruptions, from `begin` on
     start_file    holds a few dialogues of the starting policy, to measure the KL from it
     """
 
@@ -63,11 +63,11 @@ class RunDir:
     # ---- begin and end
 
     def enter(self, all_gather_list):
-        """Lock the directory, if it is there, and read the calls that were paid for; the lock ends
-        with the process, or with `close`. Returns the newest checkpoint, or None. all_gather_list
-        is handed in because support/ranks.py imports torch, and this file does not. Raises
-        BadInput, on every rank, if they do not find the same (on nodes without a shared file
-        system), or if it is not whole."""
+        """Lock the directory, if it is there, and read the logged calls. The lock ends with the
+        process, or with `close`. Returns the newest checkpoint, or None. all_gather_list is an
+        argument because support/ranks.py imports torch, and this file does not. Raises BadInput, on
+        every rank, if the ranks find different checkpoints (on nodes without a shared file system),
+        or if the checkpoint is not whole."""
         if self.first and self.path.exists():  # two runs would undo each other's files
             self.held_lock = lock(self.path)
         [newest] = checkpoints(self.path)[-1:] or [None]
@@ -108,16 +108,16 @@ class RunDir:
                 self.held_lock = lock(self.path)
             for name, size in state["log_bytes"].items():
                 path = self.path / name
-                if size_of(path) > size:  # to cut to more would fill it up with zeros
+                if size_of(path) > size:  # truncating to more would add zeros
                     os.truncate(path, size)
             write_json(self.path / "config.json", vars(self.cfg))
             (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
-            # from it an evaluation knows whom the run was not trained on
+            # an evaluation reads from it which users the run was not trained on
             write_json(self.path / "heldout.json", {"ids": [profile.id for profile in heldout]})
         return state
 
     def finish(self, state):
-        """Write summary.json, by which a run is known to be over."""
+        """Write summary.json, which marks the run as finished."""
         if not self.first:
             return
         state["seconds"]["total"] = time.perf_counter() - self.began
@@ -133,8 +133,8 @@ class RunDir:
         write_json(self.path / "summary.json", summary)
 
     def close(self):
-        """Release the lock, and cancel the dialogues that are still open: quietly, where asyncio
-        would print ten lines about each of them."""
+        """Release the lock, and cancel the dialogues that are still open, without the ten lines
+        that asyncio would print about each of them."""
         if self.held_lock is not None:
             os.close(self.held_lock)
         self.runner.get_loop().set_exception_handler(lambda loop, context: None)
@@ -178,8 +178,8 @@ class RunDir:
 
     def log_dropped(self, kind, step, rows):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
-        Returns {"dropped": their number, "unreadable": of those whose user's answers could not be
-        read, "tokens_dropped": that were sampled for them}."""
+        Returns {"dropped": their number, "unreadable": how many of them had unreadable answers of
+        the user, "tokens_dropped": the tokens that were sampled for them}."""
         for row in rows:
             self.append("dropped.jsonl", {"step": step, "kind": kind, **row})
         return {
@@ -196,8 +196,8 @@ class RunDir:
     # ---- checkpoints
 
     def save(self, state, write):
-        """Write a checkpoint of the last whole step, if there is one and it has none yet. Then
-        remove all but the newest two of those that this run wrote. Only the first rank writes.
+        """Write a checkpoint of the last whole step, unless there is no such step or it has one.
+        Then remove all but the newest two of those that this run wrote. Only the first rank writes.
 
         state: what state.json will hold; write(directory): a function that writes everything else.
         Raises CannotWrite."""
@@ -214,15 +214,15 @@ class RunDir:
                 shutil.rmtree(self.path / old)
             except FileNotFoundError:  # moved by hand
                 pass
-            except OSError as error:  # NFS keeps the files that somebody reads
+            except OSError as error:  # NFS keeps the files that are being read
                 if "remove" not in self.warned_of:
                     self.warned_of.add("remove")
                     self.tell(f"warning: an old checkpoint was not removed: {one_line(error)}")
 
     def try_to_save(self, write, size):
-        """Write and remove a little checkpoint, and warn if the disk has no room for three of
-        `size` bytes: two are kept while the next one is written. So what cannot be saved shows
-        before anything is paid for. write: as in `save`. Raises CannotWrite."""
+        """Write and remove a trial checkpoint, and warn if the disk has no room for three of `size`
+        bytes: two are kept while the next one is written. So a failure to save shows before
+        anything is paid for. write: as in `save`. Raises CannotWrite."""
         if not self.first:
             return
         self.path.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,7 @@ class RunDir:
 
     def write_whole(self, path, write, state):
         """Write a checkpoint under another name and rename it, so that nobody ever finds half of
-        one. The settings are a part of it (rlver.json), so that a copy elsewhere says what it is.
+        one. It includes the settings (rlver.json), so that a copy in another place says what it is.
         Raises CannotWrite."""
         scratch = path.with_name(f".{path.name}")
         shutil.rmtree(scratch, ignore_errors=True)
@@ -257,7 +257,7 @@ class RunDir:
 # -------------------------------------------------------------------------------------- checkpoints
 
 # The checkpoint of a step is a directory with its number in six digits, whose state.json names that
-# step. Any other name is not the run's: a copy that somebody made is neither read nor removed.
+# step. A directory with another name, such as a copy, is neither read nor removed.
 CHECKPOINT = "checkpoint-[0-9][0-9][0-9][0-9][0-9][0-9]/"  # "/": a file is no checkpoint
 
 

@@ -1,6 +1,6 @@
 """support/servers.py - a language model on a server that speaks OpenAI's protocol.
 
-What goes wrong is one of three exceptions (support/errors.py):
+A failure is one of three exceptions (support/errors.py):
 
     SimulatorFailed   no answer within CALL_TIMEOUT, or in TRIES tries: this question is given up
     PromptRefused     the model refuses this prompt, not others (too long, a content filter)
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all tries together
-TRIES = 8  # how often a question is asked whose response holds no answer: each may be paid for
-# What a response may have as its finish_reason where there is no answer: the server's fault, or the
+TRIES = 8  # tries of a question whose response holds no answer: each may be paid for
+# Values of finish_reason in a response without an answer, because of the server or because of the
 # words that were asked.
 FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
@@ -45,11 +45,11 @@ class ServerModel:
     again by itself: after a lost connection, a timeout, a rate limit (no earlier than the server's
     Retry-After says) and a fault of the server, with at most 8 s between two tries.
 
-    Servers and models differ in what they take. Each of these begins with what most take, and
+    Servers and models accept different parameters. Each of these begins with what most accept, and
     changes for the rest of the process:
 
         format       the one of FORMATS for the form of an answer; only `check_form` changes
-                     it, because what refuses a prompt later may be its words
+                     it, because a later refusal may be about the words of a prompt
         limit        the name of the limit of tokens: gpt-5 has another
         temperature  None where the model has one of its own and refuses any other
         most_tokens  the limit itself: it is higher for a model that thinks"""
@@ -80,7 +80,7 @@ class ServerModel:
                 timeout=self.timeout,
                 http_client=client_that_tells(self.tell_failure),
             )
-        except Exception as error:  # of the HTTP library, which has many
+        except Exception as error:  # the HTTP library has many kinds
             raise BadInput(
                 f"{self.url}: no connection can be made: {self.quote(error)} (the environment may "
                 "say so in ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, NO_PROXY or SSL_CERT_FILE)"
@@ -92,7 +92,7 @@ class ServerModel:
         form = {"type": self.format}
         if self.format == "json_schema":
             form["json_schema"] = {"name": "answer", "schema": json_schema(schema), "strict": True}
-        # nothing is said of "text", because some servers do not know `response_format` at all
+        # "text" is not sent, because some servers do not know `response_format` at all
         options = {} if self.format == "text" else {"response_format": form}
         answer = await self.chat(messages, self.most_tokens, **options)
         if answer.thinks:
@@ -101,12 +101,12 @@ class ServerModel:
 
     async def likeliest(self, prompts, count):
         """The `count` likeliest tokens behind each of `prompts`: a list of [(text, log-prob)].
-        Raises SimulatorRefused if the server does not tell them."""
+        Raises SimulatorRefused if the server does not return them."""
         options = {"top_p": 1, "logprobs": True, "top_logprobs": count}
         if self.template_args:
             options["extra_body"] = {"chat_template_kwargs": self.template_args}
         # One after the other: a Caller counts them as one call at a time, and the server keeps what
-        # it has computed of the beginning that they share.
+        # it has computed for their common beginning.
         messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
         answers = [await self.chat(message, 1, **options) for message in messages]
         if not all(answer.likeliest for answer in answers):
@@ -151,9 +151,9 @@ class ServerModel:
         raise SimulatorFailed(f"{self.url}: no answer in {TRIES} tries; {self.last_failure}")
 
     def gives_way(self, words, asked):
-        """Does a refusal in these words go away with another parameter than those that were
-        `asked`? Then the other one is sent from now on. After the first answer none is changed:
-        what is refused then may be the words of a prompt."""
+        """Can another parameter than those that were `asked` avoid a refusal in these words? Then
+        it is sent from now on. After the first answer no parameter is changed: a later refusal may
+        be about the words of a prompt."""
         if self.limit not in asked or self.temperature != asked.get("temperature"):
             return True  # another call was quicker
         if self.has_answered:
@@ -182,7 +182,7 @@ class ServerModel:
         return PromptRefused(message)  # too long, or words that a filter does not want
 
     def tell_failure(self, reason):
-        """Say the first time that a try failed, or the wait would look like a hang."""
+        """Print the first failed try: without a message the wait would look like a hang."""
         reason = self.quote(reason)
         if not self.last_failure:
             tqdm.write(f"{self.url}: {reason}; trying again", file=sys.stderr)
@@ -203,9 +203,9 @@ def read_response(text):
         200, Answer    an answer; it may be empty or cut (`Answer.problem`)
         4xx or 5xx     an error of a gateway, or a refusal, in its words; the status is the one that
                        the server should have sent, 500 where nothing says which
-        200, None      neither: a page, half of an object, content of an unknown kind
+        200, None      neither, such as a web page, half an object, or content of an unknown kind
 
-    Content may be a list of parts. Reasoning is in a field that has two names."""
+    Content may be a list of parts. Reasoning is in a field with one of two names."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -241,8 +241,8 @@ def read_response(text):
 
 
 def at(value, *keys):
-    """What stands in a JSON value under these keys, or at these places, one inside of the other;
-    None if nothing does."""
+    """The value under these keys or indices of a JSON value, one inside the other; None if there is
+    no such value."""
     try:
         for key in keys:
             value = value[key]
@@ -262,8 +262,8 @@ def texts_in(content):
 
 
 def json_schema(kind):
-    """A schema of support/answers.py in the words of JSON Schema. Only those are used that all
-    servers know: bounds of numbers and lists of allowed words are left to `read_answer`."""
+    """A schema of support/answers.py as a JSON Schema. It uses only keywords that all servers know:
+    `read_answer` checks the bounds of numbers and the allowed words."""
     if isinstance(kind, dict):
         return {
             "type": "object",
@@ -297,7 +297,7 @@ def client_that_tells(tell):
                 raise
             status, words = read_response(response.text)
             if response.status_code == 200 and status != 200:
-                # From here on it is as if the server had said it by the status.
+                # From here on the response has the status that the server should have sent.
                 error = {"error": {"message": words}}
                 response = type(response)(status, json=error, request=request)
             if may_heal(response.status_code):

@@ -1,8 +1,8 @@
 """support/settings.py - the settings of a run, which are the flags of rlver.py.
 
 `Settings` is a dataclass: each field is a setting, with its default and the help text of its flag.
-Where the toy and a real model want different defaults, `TOY` and `REAL` have them. Nothing here
-imports torch (but to see whether there is a GPU) or a script.
+Defaults that differ between the toy and a real model are in `TOY` and `REAL`. Nothing here imports
+torch (except to see whether there is a GPU) or a script.
 """
 
 from support.command_line import (
@@ -36,7 +36,7 @@ TOY = {
     "save_every": 5,
     "batch_size": 64,
     "group_size": {"ppo": 1, "grpo": 8},
-    "max_tokens": 48,  # one whole reply, and not two
+    "max_tokens": 48,  # enough for one whole reply, and not for two
     # The largest rate that was safe: at 6e-4 one thinking run of three garbled its thoughts halfway
     # ("lost, father, father, father"). Adapters get five times as much, not the usual ten, at which
     # PPO without thoughts stayed at a score of 62 from step 15 on.
@@ -70,8 +70,8 @@ REAL = {
 def flag(default, text, read=None, **options):
     """A setting with a flag.
 
-    default: None if "not given" is one. text: its help. read: makes a value of the flag's text and
-    checks its bounds. options: more of argparse's."""
+    default: the value if the flag is not given. text: its help. read: makes a value of the flag's
+    text and checks its bounds. options: more of argparse's."""
     if read:
         options = {"type": read, "metavar": "N", **options}
     return field(default=default, metadata={"help": text, **options})
@@ -124,8 +124,8 @@ class Settings:
     )
     profiles: list = flag(
         None,
-        "JSONL file with the users to train on; a second file holds the held-out users; without "
-        "one the last fifth of the first is held out, --eval-size at most (default: the toy's 500 "
+        "JSONL file with the users to train on, then one with held-out users; without the second "
+        "the last fifth of the first is held out, --eval-size at most (default: the toy's 500 "
         "and 128 users)",
         os.path.abspath,  # config.json is read from other directories, too
         nargs="+",
@@ -146,7 +146,7 @@ class Settings:
     max_turns: int = flag(8, "replies in a dialogue, at most", positive)
     max_tokens: int = preset("tokens of a reply with its thought, at most", positive)
     temperature: float = flag(
-        1.0, "sampling temperature; log-probs are taken at it, too", above_zero
+        1.0, "sampling temperature, also used to compute the log-probs", above_zero
     )
     engine: str = flag(
         None,
@@ -268,8 +268,8 @@ EPILOG = """\
 A demonstration of half a minute, offline, on a CPU:
     python rlver.py --steps 10 --eval-size 32
 It prints a dialogue before training and one after it, and the mean final emotion
-of 32 held-out users: about 27 before and 46 after, with a standard error of 4. So
-it shows that the loop learns; ten steps are too few to show how far it gets.
+of 32 held-out users: about 27 before and 46 after, with a standard error of 4.
+This shows that the loop learns. Ten steps are too few to show how far it gets.
 
 The whole run of the toy, about two minutes on two cores:
     python rlver.py --algo grpo --think
@@ -280,7 +280,7 @@ Defaults are given as toy / real model. recipes/ has commands for real models.""
 
 def make_parser():
     """The flags of rlver.py. A flag that was not given is None, so that `resolve_settings` knows
-    where a default is wanted, and `resumed_settings` which settings are to change."""
+    where a default is wanted, and `resumed_settings` which settings change."""
     parser = Parser(
         prog="rlver.py",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -293,7 +293,7 @@ def make_parser():
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])
         if name in TOY:
-            default = re.sub("[{}']", "", f"{TOY[name]} / {REAL[name]}")
+            default = re.sub("[{}']", "", f"{TOY[name]}; real model: {REAL[name]}")
         if default is not None:
             options["help"] += f" (default: {default})"
         group.add_argument(flag_name(name), default=None, **options)
@@ -388,8 +388,8 @@ def vllm_is_there():
 
 
 def usual_engine(is_toy):
-    """The engine that samples if nobody says which: vLLM for a real model, where it is installed
-    and there is a GPU."""
+    """The default engine: vLLM for a real model, if it is installed and there is a GPU; else
+    torch."""
     if is_toy:
         return "torch"
     import torch  # imported late: scoring a result file does not need it
@@ -426,7 +426,7 @@ def resumed_settings(config, given):
                 f"only {', '.join(map(flag_name, RESUMABLE))} and the servers' addresses can"
             )
     cfg = Settings(**{**config, **changes})
-    check(cfg, changes)  # vLLM may not be on this machine, either
+    check(cfg, changes)  # vLLM may be missing on this machine, too
     return cfg
 
 
@@ -457,8 +457,8 @@ def open_run(given):
 
 
 def model_of(given):
-    """The name of the policy's model, of a resumed run as its config.json has it. It is needed
-    before the ranks are joined; `open_run`, which comes later, complains of a bad config.json."""
+    """The name of the policy's model; of a resumed run, the name in its config.json. It is needed
+    before the ranks are joined. `open_run`, which comes later, reports a bad config.json."""
     if given["resume"] is None:
         return given["model"] or "toy"
     return read_json(Path(given["resume"]) / "config.json").get("model", "toy")

@@ -1,16 +1,16 @@
 """support/signs.py - signs that a run goes wrong: in the words of its replies, and in its numbers.
 
 `signs` counts signs that a policy learns the reward and not the task (RLVER 3.7; Gao 2022 on
-overoptimisation). A reward that climbs says nothing about why. A healthy run may move any of them:
-a curve that rises is a reason to read dialogues, no proof. `warnings_of` finds faults of the
-training itself, which no curve of the reward would show.
+overoptimisation). A rising reward does not say why it rises. A healthy run may move any of the
+signs, so a rising curve is a reason to read dialogues, not a proof. `warnings_of` finds faults of
+the training itself, which no curve of the reward would show.
 """
 
 import itertools
 import re
 from collections import Counter
 
-# What a reply says that talks about its own reward.
+# Words of a reply that talks about its own reward.
 REWARD_TALK = re.compile(
     r"""
     \b(
@@ -118,15 +118,15 @@ def warnings_of(rows):
 
 
 def groups_are_copies(row):
-    """Do most groups earn the same within the group, in replies that hardly any dialogue has to
-    itself? Not all must: two rows of one batch are rounded differently now and then."""
+    """Are all rewards equal in most groups, and do nearly all replies occur in several dialogues?
+    Not all groups must be equal: two rows of one batch are rounded differently now and then."""
     # the first is None for PPO, the second is missing where no user heard a reply
     return (row.get("zero_std_groups") or 0) >= 0.5 and row.get("repeat_across", 0) > 0.9
 
 
 def policy_stands_still(row):
-    """Does the policy have a gradient, and give the first dialogues the very probabilities that it
-    gave them before training? One bit of one weight would change them."""
+    """Does the policy have a gradient, but give the first dialogues exactly the probabilities of
+    before training? One changed bit of one weight would change them."""
     return row.get("kl_start") == 0 and row.get("grad_norm", 0) > 0
 
 
@@ -145,15 +145,15 @@ def foreign_tokens_are_trained(row):
 
 
 def need_is_lost(rows):
-    """Are there groups that all failed alike in half of some ten steps running? A need that the
-    policy does not serve any more is not drawn in every step."""
+    """Are there lost groups in at least five of some ten consecutive steps? A need that the policy
+    does not serve any more is not drawn in every step."""
     steps = [bool(row.get("lost_groups")) for row in rows]
     return any(sum(steps[i : i + 10]) >= 5 for i in range(len(steps)))
 
 
 def groups_are_flat(rows, end):
-    """Did in three steps running no group have two different rewards, so that there was no
-    gradient? (A KL has one, and with deltas there may be one.) end: where all dialogues ended then,
+    """Was there no gradient in three consecutive steps, because no group had two different rewards?
+    (A KL has one, and with deltas there may be one.) end: where all dialogues of these steps ended,
     "success" or "failure", or "elsewhere"."""
     flat = []
     for row in rows:

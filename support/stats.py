@@ -1,6 +1,6 @@
 """support/stats.py - intervals, tests and correlations.
 
-Nothing here knows what the numbers are of.
+The functions do not depend on what the numbers measure.
 """
 
 import numpy as np
@@ -8,13 +8,13 @@ import numpy as np
 
 def sign_flips(differences, rng, draws):
     """The two-sided p of a mean of paired differences, by flipping their signs at random: how often
-    it comes out as far from 0 if neither side is better."""
+    the mean would be at least as far from 0 if neither side were better."""
     n = len(differences)
     signs = rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1  # -1 or 1
     means = signs @ differences / n
-    # A mean that is equal but for rounding counts as far: hence the 1e-9.
+    # A mean that differs only by rounding counts as equal: hence the 1e-9.
     far = np.abs(means) >= abs(differences.mean()) - 1e-9
-    # The differences as they are were one of the draws: so p is never 0.
+    # The observed differences count as one of the draws, so p is never 0.
     return (1 + far.sum()) / (1 + draws)
 
 
@@ -44,11 +44,11 @@ def rank_values(values):
 
 def interval(statistic, *columns, draws=1000):
     """[value, low, high, n] of statistic(*columns), with its 95 % bootstrap interval over units;
-    None for what cannot be computed. (Fewer than five units have no interval: most draws would be
-    of one or two of them.)
+    None for what cannot be computed. (Fewer than five units have no interval, because most draws
+    would hold only one or two of them.)
 
-    columns: one or several lists of n numbers, one number for each of n units (dialogues, say): two
-    of them for a correlation."""
+    columns: one or several lists of n numbers, one number for each of n units, such as dialogues;
+    two lists for a correlation."""
     columns = np.array(columns, float)  # [columns, n]
     rng = np.random.default_rng(0)
     n = columns.shape[1]

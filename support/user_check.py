@@ -1,5 +1,5 @@
-"""support/user_check.py - what is asked of a user's model before the first dialogue: a wrong key, a
-model that cannot keep the form of an answer, and one that cannot tell kind from cruel show at once.
+"""support/user_check.py - the questions to a user's model before the first dialogue. They reveal a
+wrong key, and a model that cannot keep the form of an answer or tell kind from cruel.
 """
 
 from support.command_line import fold
@@ -30,17 +30,17 @@ LEARNT = ("format", "limit", "temperature", "most_tokens")
 
 
 async def check_form(simulator):
-    """The first question of `check`, for all who ask the model anything: so a wrong key or
-    model shows at once, and so does a model that cannot keep the form. A server is asked in
-    each of its formats, the strictest first: one is given up after a refusal (a gateway's 404
-    may mean the form) or three unreadable answers in a row. The first that brings a readable
-    one is printed, and kept to from then on.
+    """The first question of `check`, for all programs that ask the model. It reveals a wrong key or
+    model, and a model that cannot keep the form. A server is asked in each of its formats, the
+    strictest first. A format is given up after a refusal (a gateway's 404 may mean the form) or
+    three unreadable answers in a row. The first format that brings a readable answer is printed,
+    and used from then on.
 
     Returns the change of emotion in the answer; None for a scripted model, which needs no
     check, and with a reader, which is not asked here. Raises BadInput if the question is
     refused, BadModel if no answer can be read, and TooManyLost if there is none."""
     model, problems = simulator.model, []
-    # A model may be any async function: what it does not say of itself is what most are.
+    # A model may be any async function: what it does not say of itself has the usual value.
     if getattr(model, "is_scripted", False):
         return None
     for form in getattr(model, "formats", ["the prompt"]):
@@ -51,7 +51,7 @@ async def check_form(simulator):
                 await user.answer()
             else:
                 _, change = await user.feel(CHECK_REPLIES[simulator.lang][0])
-            print(fold(f"{simulator.name} is held to its form by {form}."))
+            print(fold(f"{simulator.name}: the form of its answers is enforced by {form}."))
             return change
         except (UnreadableAnswers, SimulatorRefused) as error:
             problems.append(error)
@@ -67,9 +67,9 @@ async def check_form(simulator):
 
 
 async def check(simulator):
-    """Ask three questions before the first dialogue, in its language: what does a person feel at a
-    kind reply, at a cruel one, and at the kind one again? One warning tells of a model that does
-    not tell them apart, or that feels something else the second time.
+    """Ask three questions before the first dialogue: what does a person feel at a kind reply, at a
+    cruel one, and at the kind one again? A warning is printed if the model does not tell them
+    apart, or if it feels something else the second time.
 
     Returns what was found out, {attribute of the model: value} and the reader's "scale", for
     `Simulator.learn` on other ranks. Raises as `check_form`, and SimulatorRefused."""

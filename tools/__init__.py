@@ -1,1 +1,1 @@
-"""tools/ - programs above the scripts, each for one question; `python -m tools` lists them."""
+"""tools/ - programs that use the scripts, each for one question; `python -m tools` lists them."""

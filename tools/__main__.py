@@ -4,7 +4,7 @@
     blind        which of two policies do people prefer, if they do not know which is which?
     chat         talk to a policy, watch it talk, or talk with a user in its place
     fitness      may a language model play the user?
-    judge        what does a language model say of the dialogues?
+    judge        what does a language model say about the dialogues?
     profiles     make users, or look for overlaps in files of them
     replay       may the user who gives the reward be trusted?
     report       the page and the picture of a run

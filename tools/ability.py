@@ -1,10 +1,10 @@
-"""Can the model still do what it could before training? Logs of the same benchmarks, before and
-after it, are compared problem by problem, as lm-eval or lighteval wrote them (docs/measuring.md has
-the recipe).
+"""Can the model still do what it could before training? Logs of the same benchmarks from before and
+after training, as lm-eval or lighteval wrote them, are compared problem by problem
+(docs/measuring.md has the recipe).
 
-A small p says that training changed the score on these problems by more than chance does. A large
-one does not say that nothing was lost: the interval says how much may have been. What the benchmark
-does not ask is not in the number.
+A small p says that training changed the score on these problems by more than chance does. A large p
+does not say that nothing was lost: the interval says how much may have been lost. The number says
+nothing about what the benchmark does not ask.
 
     python -m tools.ability results/logs/before results/logs/after
 """
@@ -24,9 +24,9 @@ from tools.dialogues import show_table, tool_parser, write_outputs
 
 
 def mcnemar(b, c):
-    """The two-sided p of McNemar's exact test. Of the problems that changed sides, b to right and c
-    to wrong, each went either way with probability 1/2 if training did nothing: p is a binomial
-    tail, doubled."""
+    """The two-sided p of McNemar's exact test. b problems changed from wrong to right, c from right
+    to wrong. If training did nothing, each of them changed either way with probability 1/2: p is a
+    binomial tail, doubled."""
     tail = sum(math.comb(b + c, k) for k in range(min(b, c) + 1))
     return min(1.0, 2 * tail / 2 ** (b + c))
 
@@ -71,7 +71,7 @@ def compare_ability(before, after):
 
 def read_samples(place):
     """The scores in all per-sample logs below a directory: {"task, metric": {problem: score}}. A
-    problem goes by a hash of its own text; of several logs of a task the newest counts. lm-eval
+    hash of its text identifies a problem. If a task has several logs, the newest counts. lm-eval
     writes samples_*.jsonl (--log_samples), lighteval details_*.parquet (--save-details). Raises
     BadInput."""
     scores_of = defaultdict(dict)

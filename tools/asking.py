@@ -1,10 +1,10 @@
-"""tools/asking.py - asking a judge; what the tools that have one share, and no tool itself.
+"""tools/asking.py - asking a judge: what the tools with a judge share. It is no tool itself.
 
 A judge is asked as the simulated user is: a prompt is rendered from a file (prompts/en/judge,
 prompts/zh/judge), any model answers with one JSON object, reasons first, then the code of this
-prompt, then what decides, and `answers.read_answer` reads it. An answer that cannot be read is
-asked for again, and then it is missing and counted: it is never scored 0 or the middle, which a
-judge might have said. A judge sees no thoughts. tools/dialogues.py says what it is asked about.
+prompt, then the decision, and `answers.read_answer` reads it. An unreadable answer is asked for
+again, and then counted as missing. It is never scored 0 or the middle, because a judge might have
+said these. A judge sees no thoughts. tools/dialogues.py says what it is asked about.
 """
 
 from support.answers import PROMPTS
@@ -26,8 +26,8 @@ from simulator import Simulator, make_simulator
 from tools.dialogues import add_files, make_cases
 from toy.judge import SCRIPTED_JUDGE, ScriptedJudge
 
-RETRIES = 4  # how often a question is asked again whose answer cannot be read
-# what must stand beside the scores of the judge that is a script
+RETRIES = 4  # how often a question with an unreadable answer is asked again
+# stands beside the scores of the scripted judge
 MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort."
 
 
@@ -35,11 +35,11 @@ MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of co
 
 
 class Judge(Simulator):
-    """A judge, asked as the simulated user is: bounded retries, a log of calls, the same reader. An
-    unreadable answer is asked again, and then missing and counted."""
+    """A judge, asked as the simulated user is: with bounded retries, a log of calls, and the same
+    `read_answer`."""
 
     def __init__(self, args):
-        """args: the flags of `add_judge_flags`. Without --judge it is the toy's scripted one.
+        """args: the flags of `add_judge_flags`. Without --judge it is the toy's scripted judge.
         Raises BadInput."""
         model, log = ScriptedJudge(), None
         if args.judge:
@@ -51,20 +51,20 @@ class Judge(Simulator):
         super().__init__(model, args.lang, retries=RETRIES, concurrency=16, log=log)
 
     def key(self, prompt, repeat, attempt):
-        """The key of a call in the log. Unlike a user's it has the repeat in it: else three repeats
-        at temperature 0 would be one."""
+        """The key of a call in the log. Unlike a user's key it includes the repeat: otherwise three
+        repeats at temperature 0 would be one call."""
         return digest(self.name, self.model.temperature, prompt, repeat, attempt)
 
     async def ask_all(self, cases, name, schema, found=dict, repeats=1):
-        """Ask a question about each of `cases`, of `make_cases`, after a user's `check_form`, which
-        raises what that raises.
+        """Ask a question about each of `cases`, from `make_cases`. Before that a user's
+        `check_form` runs; its errors are raised.
 
         name: of the prompt's file, prompts/*/judge/NAME.txt; schema: of the answer, see
         simulator.py; found(answer, without its code) -> {item: value}; repeats: how often it is
         asked about the same thing.
 
         Returns a row of --json for each call: what the case is about, what the answer depends on,
-        and under "found" what was read, None where no answer could be. Raises BadInput if no answer
+        and under "found" the answer, or None if it could not be read. Raises BadInput if no answer
         about one of the files could be read."""
         await check_form(self)
         template = load_text(f"judge/{name}", self.lang)
@@ -121,8 +121,8 @@ def ask(args, *question):
 
 
 def made_by(answers):
-    """Which judge gave these answers: a line for the reading of a table, before it another one if
-    the judge is the script. Two judges never stand in one table."""
+    """Which judge gave these answers: a line below a table, after a warning if the judge is a
+    script. A table never has two judges."""
     settings = ", ".join(f"{key} {answers[0][key]}" for key in ("judge", "prompt", "temperature"))
     warning = f"{MACHINERY_ONLY}\n" if answers[0]["judge"] == SCRIPTED_JUDGE else ""
     return f"{warning}{settings}, repeats {1 + answers[-1]['repeat']}\n"

@@ -10,7 +10,7 @@ The second command reads the copies; the key must lie beside them. wins: the sha
 first file wins (a draw counts half), with its 95 % interval over pairs; alpha: how far raters agree
 (Krippendorff's, nominal).
 
-The dialogues are with a simulated user. Wins do not say how a rater would have felt in its place.
+The dialogues are with a simulated user. Wins do not say how a rater would have felt as the user.
 """
 
 from support.errors import BadInput
@@ -89,11 +89,11 @@ def write_sheet(path, files):
 
 
 def read_votes(paths):
-    """What the sheets say, shown: {question: [share of pairs that the first file wins (= counts
-    half), low, high, n, alpha of the raters]}. Raises BadInput."""
+    """Print the table of the sheets. Returns {question: [share of pairs that the first file wins (=
+    counts half), low, high, n, alpha of the raters]}. Raises BadInput."""
     votes = {question: defaultdict(list) for question in QUESTIONS}  # {question: {pair: votes}}
     keys = []
-    for path in dict.fromkeys(paths):  # one rater is one, however often the sheet is named
+    for path in dict.fromkeys(paths):  # a sheet counts once, even if it is named twice
         try:
             keys.append(read_sheet(path, votes))
         except (csv.Error, LookupError, ValueError) as error:

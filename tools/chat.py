@@ -1,8 +1,8 @@
-"""Talk to a policy, watch it talk with a user, or talk with the user in its place. What you see is
-one dialogue and not a measurement: evaluate.py tells over many users whether a policy is good. (The
-toy knows a few hundred words: "My sister forgot my birthday. I feel hurt.")
+"""Talk to a policy, watch it talk with a user, or talk with the user in its place. One dialogue is
+not a measurement: evaluate.py measures over many users whether a policy is good. (The toy knows a
+few hundred words: "My sister forgot my birthday. I feel hurt.")
 
-    python -m tools.chat runs/NAME                                 you are the one who has troubles
+    python -m tools.chat runs/NAME                                 you are the user
     python -m tools.chat --as-policy                               you reply to user number 0
     python -m tools.chat runs/NAME --show --seed 7                 watch it talk with user number 7
 """
@@ -53,10 +53,10 @@ def run(args):
 
 
 def chat(args):
-    """A terminal chat with the policy: you are the one who has troubles."""
+    """A terminal chat with the policy, in which you are the user."""
     policy = load_policy(find_weights(args.policy, args.step), args)
-    agent = Friend(policy.make_agent(secrets.randbits(32)), "it> ")  # every chat is another one
-    print(f"You talk to {policy.label}. An empty line ends.")
+    agent = Friend(policy.make_agent(secrets.randbits(32)), "it> ")  # every chat has another seed
+    print(f"You talk to {policy.label}. An empty line ends the chat.")
     with asyncio.Runner() as runner:
         while line := ask_line():
             reply = runner.run(agent.reply(line))
@@ -75,14 +75,14 @@ def ask_line():
 
 
 def show(args):
-    """One dialogue before your eyes: the emotion as a bar, and what the user felt."""
-    # With --as-policy a policy is loaded, too, and says nothing.
+    """Show one dialogue as it happens: the emotion as a bar, and what the user felt."""
+    # With --as-policy a policy is loaded, too, but it says nothing.
     policy, simulator, users, settings = who_talks(args, args.policy or "toy")
     profile = users[args.seed % len(users)]
     user = ShownUser(simulator, profile, args.start, name=f"show {profile.id}")
     if args.as_policy:
         agent = Friend()
-        print(f"You are their friend: {args.max_turns} replies. An empty line ends.")
+        print(f"You are the policy: up to {args.max_turns} replies. An empty line ends the chat.")
     else:
         seed = [args.seed, SEEDS["benchmark"], 0]  # of the first dialogue of evaluate.py
         agent = Friend(policy.make_agent(seed), "policy ")
@@ -118,7 +118,7 @@ class ShownUser(User):
         print(f"{'#' * round(self.emotion / 5):-<20} {self.emotion:3}  user    {line}")
 
     async def feel(self, reply):
-        """As simulator.User.feel. What the answer says of the reply and of the feeling is shown."""
+        """As simulator.User.feel. Prints what the answer says about the reply and the feeling."""
         text, change = await super().feel(reply)
         answer = analysis_in(text)
         sentences = " ".join(answer[key] for key in ("content", "activity", "analysis")).strip()
@@ -127,15 +127,15 @@ class ShownUser(User):
 
 
 class Friend:
-    """The policy's side of a dialogue: an agent that is watched, or, without one, you."""
+    """The policy's side of a dialogue: an agent that is shown or, without an agent, you."""
 
-    segments, cut = (), 0  # what `converse` files of an agent; nobody asks for it here
+    segments, cut = (), 0  # what `converse` records of an agent; it is not used here
 
     def __init__(self, agent=None, name=""):
         self.agent, self.name = agent, name
 
     async def reply(self, line):
-        """As rollout.Agent.reply. An empty line of yours ends the dialogue as a full context
+        """As rollout.Agent.reply. An empty line that you type ends the dialogue, as a full context
         does."""
         if not self.agent:
             text = ask_line()

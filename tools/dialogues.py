@@ -2,9 +2,9 @@
 asked about them, and the flags, files and tables of a tool.
 
 `load_dialogues` reads a result file or a run's dialogues.jsonl, and leaves out all that a judge
-must not see: thoughts, and replies that were malformed and so were never sent. `make_cases` makes
-of each dialogue the values that stand in a prompt's placeholders. A tool makes its parser with
-`tool_parser`, prints its numbers with `show_table`, and ends with `write_outputs`.
+must not see: thoughts, and malformed replies, which were never sent. `make_cases` makes the values
+for a prompt's placeholders from each dialogue. A tool makes its parser with `tool_parser`, prints
+its numbers with `show_table`, and ends with `write_outputs`.
 """
 
 from support.answers import as_json
@@ -31,7 +31,7 @@ class Dialogue(SimpleNamespace):
 
     id          names the dialogue within its file
     profile_id  names its user; a log has many dialogues with one user
-    first_line  the user's
+    first_line  the user's first line
     turns       [{"reply" (without its thought), "user" (the line after it), "analysis", "change",
                 "emotion"}]; the last three are None for a reply that got no emotion
     start       the emotion before the first reply
@@ -39,7 +39,7 @@ class Dialogue(SimpleNamespace):
     task        the hidden need, in words
     made_by     the settings: who played the user ("simulator", as the flag names it) ...; of a
                 result file its own, else those of the config.json beside it
-    profile     of the user; of a result file as far as its line has the person
+    profile     the user's profile; of a result file only what its line holds
     """
 
 
@@ -49,7 +49,7 @@ def load_dialogues(path):
     config = read_json(Path(path).parent / "config.json")
     people = sum(map(load_profiles, config.get("profiles") or ()), [])
     # A toy run may have held out more than the usual 128 (--eval-size). User i is the same person
-    # however many are made, so making 1000 finds those of any usual run.
+    # for any number of users, so 1000 users include those of any usual run.
     people = people or toy_profiles("heldout", 1000) + toy_profiles("train")
     profiles = {profile.id: profile for profile in people}
     dialogues = []
@@ -100,13 +100,13 @@ def messages_of(dialogue, turns=None):
 
 
 def make_cases(paths, name, slots_of):
-    """What the question `name` is asked about in some files: [(about, slots)]. about: the file, the
-    id of the dialogue, ..., which goes into the answer, for --json; slots: {placeholder of the
-    prompt: what stands there}. Raises BadInput if there is nothing to ask about in one of them.
+    """The cases of the question `name` in some files: [(about, slots)]. about: the file, the id of
+    the dialogue and more, which goes into the answer, for --json; slots: {placeholder of the
+    prompt: its value}. Raises BadInput if one of the files has no case.
 
-    slots_of(dialogue) -> [slots], one for each time that the dialogue is asked about: once if the
-    question is about the whole, else for each reply or line. Which of them it is, counted from 0,
-    is the "part"."""
+    slots_of(dialogue) -> [slots], one for each question about the dialogue: one question if it is
+    about the whole, else one for each reply or line. The number of the question, from 0, is the
+    "part"."""
     cases = []
     for path in paths:
         before = len(cases)
@@ -120,8 +120,8 @@ def make_cases(paths, name, slots_of):
 
 
 def dialogue_slots(dialogue):
-    """For `make_cases`: a dialogue as a whole. One whose first reply was malformed has no reply,
-    and there is nothing to ask."""
+    """For `make_cases`: a dialogue as a whole. If its first reply was malformed, it has no reply,
+    and no question is asked."""
     return [{"dialogue": as_json(messages_of(dialogue))}] if dialogue.turns else []
 
 
@@ -172,7 +172,7 @@ def check_files(args, least=1, inputs=(), out=None):
 
 
 def need_judge(args):
-    """Raise BadInput if no --judge is given and the scripted one cannot serve, because users of
+    """Raise BadInput if --judge is missing and the scripted judge cannot be used, because users of
     these files are not the toy's."""
     users = {load_dialogues(path)[0].made_by.get("simulator") for path in args.files}
     if not (args.judge or users <= {"toy", "toy-weak"}):
@@ -180,7 +180,7 @@ def need_judge(args):
 
 
 def write_outputs(args, tool, result):
-    """What --json asks for. result: what goes into the file."""
+    """Write `result` to the file of --json, if it is given."""
     if args.json:
         write_json(args.json, {"command": tool, **result})
 
@@ -203,7 +203,7 @@ def show_table(title, columns, rows, reading):
 
 
 def cell(value):
-    """A value as a table has it."""
+    """The text of a value in a table."""
     if value is None:
         return "-"
     return f"{value:.2f}" if isinstance(value, float) else str(value)
@@ -218,5 +218,5 @@ def parts_by(column, rows):
 
 
 def mean(values):
-    """Their mean, None of no value."""
+    """The mean of `values`, or None without values."""
     return float(np.mean(values)) if len(values) else None

@@ -7,15 +7,15 @@ people.
 
 The user's emotion is the whole reward. A model that moves it by the same number whatever is said,
 or cannot tell a cruel reply from a kind one, teaches nothing, and a run with it looks as usual for
-days. So it is measured before: can the answers be read? Does the change depend on the reply? Do
-replies that should lift a person lift more than others? Does the same question get the same change
-again? When do people leave, and do their lines keep to their part?
+days. So it is measured before a run: can the answers be read? Does the change depend on the reply?
+Do replies that should lift a person lift more than others? Does the same question get the same
+change again? When do people leave, and do their lines stay in their role?
 
 The replies are those of prompts/replies.jsonl that are not marked "weights": ten to each of six
-people of prompts/profiles/en_test.jsonl, then ten to each of twelve of the toy's, the only ones
-whom a scripted user can play. All of them are English; --lang zh puts the questions in Chinese. The
-answers are kept in results/, so what was stopped goes on where it was; only the questions that are
-put a second time are always asked.
+people of prompts/profiles/en_test.jsonl, then ten to each of twelve people of the toy, the only
+people that a scripted user can play. All of them are English; --lang zh puts the questions in
+Chinese. The answers are kept in results/, so the same command continues a stopped measurement. Only
+the questions that are put a second time are always asked.
 """
 
 from support.answers import PROMPTS
@@ -50,8 +50,8 @@ from simulator import User, make_simulator
 from tools.asking import open_call_log
 from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
 
-# The kinds of replies that should lift a person, and those that should not. It depends for the
-# rest: a reply that is told again, advice that nobody needs, words to the model.
+# The kinds of replies that should lift a person, and those that should not. The other kinds may do
+# either: a reply that is told again, advice that nobody needs, words to the model.
 LIFTING = ("to the point", "advice needed", "generic warm")
 UNKIND, EMPTY = ("cold", "dismissive", "off topic"), ("word salad", "echo")
 NOT_LIFTING = UNKIND + EMPTY
@@ -68,10 +68,10 @@ LOWER_END = (0.50, 0.75)  # of the interval of the AUC
 READING = (
     "read: one whole JSON object with the right code; of a reader, one of two words. low, high: 95 % "
     "interval over people. AUC: how often a reply of the first kind moves its person further up; 0.50 "
-    "is chance. Unfit: less than "
-    f"{READABLE[0]:.2f} read, or more than {COMMONEST[0]:.2f} one change, or a lower end of the last "
-    f"line that is {LOWER_END[0]:.2f} or less. Fit: from {READABLE[1]:.2f} read, up to "
-    f"{COMMONEST[1]:.2f} one change, and a lower end from {LOWER_END[1]:.2f} on."
+    "is chance. Unfit: read below "
+    f"{READABLE[0]:.2f}, the commonest change above {COMMONEST[0]:.2f}, or low in the last line at "
+    f"most {LOWER_END[0]:.2f}. Fit: read from {READABLE[1]:.2f}, the commonest change up to "
+    f"{COMMONEST[1]:.2f}, and low in the last line from {LOWER_END[1]:.2f} on."
 )
 ASKED_AGAIN = 20  # for how many replies the change is asked again, and the next line
 EMOTIONS = (5, 25, 55, 85, 100)  # in which the next lines are said: one of each level
@@ -82,9 +82,9 @@ FOUND_AGAIN = (
     "lines that speak as the friend",
     *(f"leaves at {emotion_level(emotion)}" for emotion in EMOTIONS),
 )
-# What talks to a reader, and neutral words, as many: [{"said": ..., "neutral": ...}].
+# Words that talk to a reader, and as many neutral words: [{"said": ..., "neutral": ...}].
 WORDINGS = [row for _, row, _ in read_jsonl(PROMPTS / "talking.jsonl")]
-# What a comforter says. (A user who said "my mother" speaks as the friend with "your mother", too.)
+# Words of a comforter. ("your mother" is the friend's, too, if the user has said "my mother".)
 COMFORT = re.compile(r"(sorry|glad) to hear|here (for you|to (help|listen))|that must|not alone")
 
 
@@ -92,8 +92,8 @@ COMFORT = re.compile(r"(sorry|glad) to hear|here (for you|to (help|listen))|that
 
 
 async def answer_to(user, asking, outcomes):
-    """Await a question that `user` puts, a coroutine. Returns the answer, or None, and appends to
-    `outcomes`: "read", "unreadable" at the first try, or "failed": refused, or not answered."""
+    """Await a question that `user` asks, a coroutine. Returns the answer, or None, and appends to
+    `outcomes`: "read", "unreadable" (at the first try) or "failed" (refused, or not answered)."""
     user.simulator = copy.copy(user.simulator)
     user.simulator.tries = tries = Counter()  # of this question alone
     answer = None
@@ -107,9 +107,9 @@ async def answer_to(user, asking, outcomes):
 
 
 async def put(row, simulator, emotion, speaks):
-    """Put the reply of a row to its user. With an `emotion`, unless it is None, it is put once
-    more, past the log, and the user's next line is asked for, said in this emotion, if it `speaks`.
-    Returns what was found, {name in the table: value}, as far as there were answers."""
+    """Put the reply of a row to its user. If there is an `emotion`, the reply is put once more,
+    without the log, and, if the user `speaks`, its next line is asked for at this emotion. Returns
+    what was found, {name in the table: value}, as far as there were answers."""
     reply, outcomes = row["reply"], []
     found = {"user": row["user"], "kind": row["kind"], "reply": reply, "outcomes": outcomes}
     past = row["dialogue"][:-1]
@@ -139,9 +139,9 @@ async def put(row, simulator, emotion, speaks):
 
 
 async def talk(rows, simulator):
-    """What words to the reader gain, such as "Answer yes.": each wording of prompts/talking.jsonl
-    against neutral words, as many, said to the same person. Returns [{"user": ..., "behind": what
-    they stand behind, "said": the wording, "gain": in points of emotion}]."""
+    """How many points words to the reader gain, such as "Answer yes.": each wording of
+    prompts/talking.jsonl against as many neutral words to the same person. Returns [{"user": ...,
+    "behind": what they stand behind, "said": the wording, "gain": in points of emotion}]."""
 
     async def gain(row, behind, reply, wording):
         found, changes = {"user": row["user"], "behind": behind, "said": wording["said"]}, []
@@ -202,7 +202,7 @@ def auc_between(found, lifting, others):
 
 
 def repeats(line, replies):
-    """Does half of a line, by its sequences of three words, stand in the friend's `replies`?"""
+    """Do more than half of a line's sequences of three words occur in the friend's `replies`?"""
     own, said = (
         {words for text in texts for words in zip(*(words_of(text)[k:] for k in range(3)))}
         for texts in ([line], replies)
@@ -211,7 +211,7 @@ def repeats(line, replies):
 
 
 def speaks_as_friend(line, row):
-    """Does a line comfort, or name as the other one's what is the speaker's own?"""
+    """Does a line comfort, or say "your" of something that is the speaker's own?"""
     own = re.findall(r"\b(?:my|our) (\w+)", row["line"].lower())
     theirs = re.findall(r"\byour (\w+)", line.lower())
     return bool(set(own) & set(theirs) or COMFORT.search(line.lower()))
@@ -235,8 +235,8 @@ def verdict(readable, commonest, low):
 
 
 def mean_of(name, rows):
-    """The mean of what `rows` have under a name, no interval, and of how many: a line of the
-    table."""
+    """A line of the table: the mean of what `rows` have under a name, no interval, and the number
+    of these values."""
     values = [row[name] for row in rows if row.get(name) is not None]
     return [mean(values), None, None, len(values)]
 
@@ -291,7 +291,7 @@ def examine(args):
     """Measure what the flags ask for, and print it. Returns the exit code: 1 for an unfit model."""
     if not (args.simulator or args.reader):
         raise BadInput("--simulator or --reader: name the model that is to be measured")
-    # a reader alone says nothing; a scripted user hears, and speaks for, the toy's people only
+    # a reader alone has no lines; a scripted user hears, and speaks for, the toy's people only
     name, speaks = args.simulator, args.simulator is not None
     is_scripted = name in SCRIPTED
     rows = known_replies("test")
@@ -301,12 +301,12 @@ def examine(args):
     who, log, calls = f"{args.reader or name} {args.difficulty} {args.lang}", None, []
     if args.reader or not is_scripted:
         log = open_call_log(f"results/fitness-{re.sub(r'[^a-zA-Z0-9]+', '-', who)}.jsonl")
-        count = min(len(rows), ASKED_AGAIN)  # and as many lines; or what only a reader is asked
+        count = min(len(rows), ASKED_AGAIN)  # of second questions, and of next lines
         asked = len(rows) + count * speaks
         if args.reader:
             people = {row["user"] for row in rows if row["used"] == "fitness"}
             asked += len(known_replies("weights")) + 8 * len(WORDINGS) * len(people)
-        print(f"{asked} calls, less the answers in {log.path}, and {count} past that log")
+        print(f"{asked} calls, minus the answers in {log.path}, and {count} without the log")
     how = {"concurrency": 16, "timeout": CALL_TIMEOUT, "retries": 1, "log": log}
     simulator = make_simulator(name, args.lang, args.difficulty, reader=args.reader, **how)
     try:

@@ -6,7 +6,7 @@
     capabilities  of the assistant, from 1 to 5, for each dialogue (RLVER 3.3): empathic depth (ED),
                   core insight (CI), solution crafting (SC), dialogue guidance (DG) and style
                   adaptability (SA)
-    needs         how much of its attitude, thoughts and hidden need each line of the user shows,
+    needs         how much each line of the user shows of its attitude, thoughts and hidden need,
                   from 0 to 10; the judge does not see the replies (RLVER 3.4)
     blri          Barrett-Lennard relationship inventory, from 0 to 100, filled in from the user's
                   record of its thoughts (SAGE 3)
@@ -14,15 +14,15 @@
     coordinate    where policies stand beside each other, from structured (x = -1) to creative (1) and
                   from solution (y = -1) to empathy (1): one prompt places all FILEs by the reasons
                   of their successes and failures and by their strategies (SAGE 4.2, RLVER 3.7).
-                  Places compare only within one call.
+                  Places of different calls do not compare.
 
-The tables have means over dialogues, of the final emotion too; of two files also the second less
-the first, paired over dialogues; of blri and utterance also the correlation with the final emotion.
-(BLRI reads the analysis that made the emotion: its high r is nearly built in.) DG and SA leave out
-dialogues of fewer than three replies. --picture draws the capabilities of the files, or their
-places.
+The tables have means over dialogues, also of the final emotion. For two files they have the second
+minus the first, too, paired over dialogues, and for blri and utterance the correlation with the
+final emotion. (BLRI reads the analysis that made the emotion, so its high r is nearly built in.) DG
+and SA leave out dialogues of fewer than three replies. --picture draws the capabilities of the
+files, or their places.
 
-No score is quality: judge and user are both models. docs/measuring.md says what each number is not.
+No score measures quality: judge and user are models. docs/measuring.md has the limits of each one.
 """
 
 from support.answers import Unreadable, as_json, read_answer
@@ -59,8 +59,8 @@ from tools.strategies import NAMES, tag_files
 
 
 def line_slots(dialogue):
-    """For `make_cases`: each line that a user says after a reply, with what went on in it
-    before."""
+    """For `make_cases`: each line that a user says after a reply, with what the user thought before
+    it."""
     return [
         {"need": dialogue.task, "thought": as_json(thought), "line": as_json(turn["user"])}
         for turn, thought in thoughts_of(dialogue)
@@ -101,8 +101,8 @@ GRADES = tuple("FEDCBA")  # from strong disagreement to strong agreement
 
 def questionnaire(grades, low, high, reversed_items):
     """The scores of the statements of a questionnaire, an array. A, strongly agree, is `high` and F
-    is `low`, in six even steps; for `reversed_items` (numbers from 0), on which a good friend gets
-    an F, the other way round."""
+    is `low`, in six even steps. For `reversed_items` (numbers from 0), on which a good friend gets
+    an F, it is the other way round."""
     shares = np.array([GRADES.index(grade) / 5 for grade in grades])
     shares[reversed_items] = 1 - shares[reversed_items]
     return low + (high - low) * shares
@@ -182,9 +182,9 @@ READING = (
 
 
 def score_file(answers):
-    """({item: {dialogue: its mean score}}, {item: COLUMNS}) of the answers about one file. An
-    item's mean of a dialogue is over all questions about it and all repeats: it counts once. An
-    answer is a row of `Judge.ask_all`: of it are read "id", "replies" and "final" (of the
+    """({item: {dialogue: its mean score}}, {item: COLUMNS}) of the answers about one file. A
+    dialogue's mean is over all questions about it and all repeats, so each dialogue counts once. An
+    answer is a row of `Judge.ask_all`, of which these are read: "id", "replies" and "final" (of the
     dialogue), and "found", {item: score} or None."""
     readable = [answer for answer in answers if answer["found"]]
     missing = 1 - len(readable) / len(answers)
@@ -201,7 +201,7 @@ def score_file(answers):
 
 
 def paired_differences(before, after):
-    """{item: [mean, low, high, n]} of the second file's means less the first's, over the dialogues
+    """{item: [mean, low, high, n]} of the second file's means minus the first's, over the dialogues
     that are in both."""
     rows = {}
     for item, old in before.items():
@@ -226,7 +226,7 @@ PLACE = dict.fromkeys("xy", range(-100, 101))  # in hundredths
 
 
 def place_schema(models):
-    """Of an answer with the places of these models, M1, M2, ..."""
+    """The schema of an answer with the places of these models, M1, M2, ..."""
     return {"comparison": str, "code": str, "places": dict.fromkeys(models, PLACE)}
 
 
@@ -240,9 +240,9 @@ def outcome_slots(dialogue):
 
 
 def place_files(args):
-    """Ask for the reasons of successes and failures, the first five of each, with either kind of
-    need; of them for the character of each file's policy; and for the places of all in one prompt.
-    Returns what --json gets: {"placed": {file: [x, y, number of answers]}, "answers"}."""
+    """Ask for the reasons of successes and failures, the first five of each for either kind of
+    need. From these ask for the character of each file's policy, and for the places of all in one
+    prompt. Returns what --json gets: {"placed": {file: [x, y, number of answers]}, "answers"}."""
     cases, taken = [], Counter()
     for about, slots in make_cases(args.files, "reasons", outcome_slots):
         group = about["file"], slots["outcome"], slots["kind"]

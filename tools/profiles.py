@@ -6,13 +6,13 @@ A user has a persona type, a persona, a need, a scene and a first line (SAGE 2.2
     python -m tools.profiles --out results/written.jsonl --split 0.2 --writer openai:MODEL@URL
     python -m tools.profiles --check results/users.jsonl                     what is in such a file
 
-What --check counts is how many are alike. It does not say whether the people are believable.
+--check counts how many users are alike. It does not say whether they are believable.
 
 The released script has no seed, reads nothing that the LLM returns and lacks its two seed files.
 Here each user is written in one pass: persona, scene, first line, each of them one JSON object. A
-user with a part that cannot be used is left out and counted. What is drawn depends on the seed
-alone and every answer of a model is logged (FILE.calls.jsonl): a command that was killed goes on
-where it was and ends with the same file.
+user with a part that cannot be used is left out and counted. The seed alone decides what is drawn,
+and every answer of a model is logged (FILE.calls.jsonl): a command that was killed goes on where it
+was and ends with the same file.
 """
 
 from support.answers import fill
@@ -46,8 +46,8 @@ PROFILE_FIELDS = "id player scene main_cha cha_group topic task need first_talk"
 
 
 def make_users(args):
-    """From the flags to the files, or with --check to what is in files. Returns the exit code.
-    Raises BadInput, also if users are missing in the files."""
+    """Write the files that the flags ask for, or with --check print what is in files. Returns the
+    exit code. Raises BadInput, also if users are missing in the files."""
     if args.check:
         return print_check(args.check)
     out = Path(args.out)
@@ -98,13 +98,13 @@ def profile_row(user):
 
 
 def draw_drafts(count, lang, seed, split=0.0):
-    """What is settled before a word is written: {"train": drafts, "test": drafts}. A draft is a
-    dict of some fields of a profile and of what the prompts ask for. Raises BadInput.
+    """What is drawn before a word is written: {"train": drafts, "test": drafts}. A draft is a dict
+    of some fields of a profile and of what the prompts ask for. Raises BadInput.
 
     The persona group is drawn evenly, and so are three of its traits, three everyday utterances for
-    the way of talking, and the topic, all from the seed files. Needs are dealt by quota, half
-    rational, half emotional, the four of each equally often to within one. (RLVER drew them one by
-    one: of its 500 users 57 to 66 have each need.)
+    the way of talking, and the topic, all from the seed files. Needs are dealt by quota: half
+    rational, half emotional, and the four of each kind equally often to within one. (RLVER drew
+    each need at random: 57 to 66 of its 500 users have each need.)
 
     split: the share of users, and of topics, for the test file."""
     topics, utterances, groups = (
@@ -119,7 +119,7 @@ def draw_drafts(count, lang, seed, split=0.0):
         ("train", count - tests, topics[cut:]),
         ("test", tests, topics[:cut]),
     ):
-        half = users // 2  # an odd one is rational
+        half = users // 2  # of an odd number one more is rational
         dealt = (needs[:4] * users)[: users - half] + (needs[4:] * users)[:half]
         for need, task in rng.sample(dealt, users):
             group, traits = rng.choice(groups).split(": ")
@@ -152,7 +152,7 @@ SCHEMAS = {
 
 
 async def write_users(drafts, simulator, lang):
-    """Write persona, scene and first line into `drafts`, one user beside the other. Returns {id of
+    """Write persona, scene and first line into `drafts`, all users at the same time. Returns {id of
     a user that is missing: why}."""
     lost = {}
     simulator.model.most_tokens = MAX_THINKING_TOKENS  # a story is longer than a user's answer
@@ -186,7 +186,7 @@ async def write_user(draft, simulator, lang):
 
 def refuse_faults(part, texts, theme):
     """Raise UnreadableAnswers if a part of a user that consists of these texts cannot be used: one
-    is blank, or they say the hidden theme. (In other words it is not noticed.)"""
+    is blank, or they say the hidden theme. (The theme in other words is not noticed.)"""
     # only letters and digits are compared: neither a comma nor a line end may hide the theme
     theme, *texts = (re.sub(r"[\W_]+", "", text).casefold() for text in (theme, *texts))
     if "" in texts:
@@ -199,8 +199,8 @@ def refuse_faults(part, texts, theme):
 
 
 def print_check(paths):
-    """Print what is in files of users, and of two what the second shares with the first. Returns
-    the exit code. Raises BadInput."""
+    """Print what is in files of users and, for two files, what the second shares with the first.
+    Returns the exit code. Raises BadInput."""
     files = [load_profiles(path, "--check") for path in paths]
     for path, people in zip(paths, files):
         personas = {profile.player for profile in people}
@@ -235,7 +235,7 @@ def main(argv=None):
     add("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: 0)")
     text = "share of users, and of topics, that goes to FILE-test.jsonl (default: 0.0)"
     add("--split", type=fraction, default=0.0, metavar="SHARE", help=text)
-    text = "count what is in files of users; of two also what the second shares with the first"
+    text = "count what is in files of users, and what the second of two shares with the first"
     add("--check", nargs="+", metavar="FILE", help=text)
     return parser.run(make_users, argv)
 

@@ -7,12 +7,12 @@ are put to a user again.
     python -m tools.replay results/after.jsonl --paraphrase --judge openai:MODEL@URL
 
 Is the reward the same again? Each dialogue is heard whole by its own user. High shares of the same
-emotions and final scores say that a reward is no accident, not that it is right.
+emotions and final scores say that a reward can be repeated, not that it is right.
 
 Would another user accept the same replies (RLVER 3.4)? With --difficulty, or another --simulator,
-each reply is heard after the recorded dialogue before it, in the emotion recorded there. What
-counts is the share that lifts the emotion. Nobody answers, so it does not say how a dialogue with
-that user would have gone.
+each reply is heard after the recorded dialogue before it, at the emotion recorded there. The result
+is the share of replies that lift the emotion. The user does not answer, so it does not say how a
+dialogue with that user would have gone.
 
 Do the words matter? With --paraphrase a judge puts each reply in other words, and the user hears
 both. (Without --judge a script does it, for the toy's sentences.)
@@ -51,8 +51,8 @@ READING = (
 
 
 def replay_file(args):
-    """Answer the question that the flags ask. Returns the exit code: 1 if something is not as
-    recorded, though the user is the recorded one."""
+    """Answer the question that the flags ask. Returns the exit code: 1 if the recorded user does
+    not feel what was recorded."""
     check_files(args)
     (path,) = args.files
     rows = [vars(dialogue) for dialogue in load_dialogues(path)] * args.times
@@ -67,7 +67,7 @@ def replay_file(args):
     is_same = user_label(name) == user_label(recorded["simulator"])
     hears_alike = user_label(reader or "") == user_label(recorded["reader"] or "")
     is_replay = is_same and hears_alike and not (args.difficulty or args.paraphrase)
-    log = None  # a replay is there to ask again
+    log = None  # a replay asks again
     if (reader or name not in SCRIPTED) and not is_replay:
         log = open_call_log("results/replay-calls.jsonl")
     how = {"temperature": args.simulator_temperature, "log": log, "reader": reader}
@@ -92,9 +92,9 @@ def replay_file(args):
 
 async def replay(first_line, turns, user, texts=None):
     """Put the replies of a recorded dialogue to `user` again. turns: as in dialogues.jsonl; texts:
-    what is said in place of the replies. Then each is heard in the recorded emotion: a user who
-    went on with what it felt itself would judge another dialogue from the second reply on. Returns
-    what it felt, [(emotion, change)]."""
+    what is said in place of the replies. Then each is heard at the recorded emotion: a user with
+    its own last emotion would judge another dialogue from the second reply on. Returns what it
+    felt, [(emotion, change)]."""
     past, felt = [{"speaker": "me", "text": first_line}], []
     for i, turn in enumerate(turns):
         if turn["emotion"] is not None:  # else it was malformed and never sent, or never scored
@@ -109,8 +109,8 @@ async def replay(first_line, turns, user, texts=None):
 
 
 async def hear(user, text):
-    """What a user feels who hears this, (emotion, change); both are NaN if it fails, or if there is
-    no text. A user at 0 or 100 has ended the dialogue, whatever the recorded one did."""
+    """What a user feels after this text, (emotion, change); both are NaN if it fails, or if there
+    is no text. A user at 0 or 100 has ended the dialogue, whatever the recorded one did."""
     if user.emotion in (0, 100):
         return user.emotion, 0
     with contextlib.suppress(SimulatorFailed):
@@ -134,7 +134,7 @@ async def replay_all(rows, model, people, texts=None):
 async def hear_all(rows, users, wordings, people):
     """What was felt in the dialogues of `rows`: as recorded, and by each of `users`, {difficulty:
     Simulator}, who hears each of the wordings, {name: texts as in `replay_all`}. Without texts a
-    dialogue is heard whole, else each reply for itself. Returns {name: [rows][turns]}."""
+    dialogue is heard whole, otherwise each reply by itself. Returns {name: [rows][turns]}."""
     heard = {"as recorded": []}
     for row in rows:
         pairs = [(turn["emotion"], turn["change"]) for turn in row["turns"]]
@@ -165,8 +165,8 @@ def show(heard, reading):
 
 
 def final_score(row, felt):
-    """The score of a recorded dialogue in which a user felt this: 0 if it ended malformed, or if
-    nobody felt anything."""
+    """The score of a recorded dialogue in which a user felt this: 0 if it ended malformed, or if no
+    reply was felt."""
     return 0 if row["ended"] == "malformed" or not felt else felt[-1][0]
 
 
@@ -216,7 +216,7 @@ def main(argv=None):
     add("--difficulty", nargs="+", choices=levels, help="of the users who hear each reply")
     add("--lang", choices=["en", "zh"], help="language of the prompts (default: as recorded)")
     add("--paraphrase", action="store_true", help="hear each reply in other words, too")
-    add("--judge", metavar="NAME", help="who finds them: openai:MODEL@URL or local:DIR")
+    add("--judge", metavar="NAME", help="who rewords them: openai:MODEL@URL or local:DIR")
     parser.set_defaults(temperature=0.0)  # of the judge
     return parser.run(replay_file, argv)
 

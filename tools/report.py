@@ -1,4 +1,4 @@
-"""tools/report.py - draw the page and the picture of a run again, or of one that is not over.
+"""tools/report.py - draw the page and the picture of a run again, or of an unfinished run.
 
     python -m tools.report runs/NAME
 

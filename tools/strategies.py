@@ -6,8 +6,8 @@ Table 5).
 
 uses: replies per dialogue that use a strategy, among the replies that could be read; gain: the mean
 change of the emotion over n such replies; SSRR: how alike the strategies of neighbouring replies
-are, 0 to 1. On the toy the grammar tells the strategies, exactly; no judge is asked, unless --judge
-names one.
+are, 0 to 1. The grammar of the toy determines the strategies of its replies exactly, so no judge is
+asked, unless --judge names one.
 
 A gain is not what the strategy causes: a reply with three strategies counts for all three. And this
 SSRR is not SAGE's, whose scores and scale are not published.
@@ -72,8 +72,8 @@ def similarity(a, b):
 def ssrr(sequences):
     """Strategy sequence repetition rate (SAGE 4.2): the mean over dialogues of the mean similarity
     of neighbouring replies. sequences: per dialogue a list of replies, each a list of codes. Left
-    out: dialogues of one reply, neighbours both without a strategy or one without an answer (None).
-    None if nothing is left."""
+    out are dialogues of one reply, and neighbours of which both have no strategy or one has no
+    answer (None). None if nothing is left."""
     means = []
     for replies in sequences:
         similarities = [
@@ -104,11 +104,11 @@ def strategies_of(dialogues):
 def usage_of(codes, dialogues):
     """{"uses": replies per dialogue that use any of `codes`; "gain", "n": the mean change of the
     emotion over the n replies of these for which it is known (SC(s), RLVER 3.6), None if n is 0}. A
-    reply of several strategies counts for each: association, no cause.
+    reply of several strategies counts for each: an association, not a cause.
 
-    A reply whose tags could not be read (None) is in no numerator of "uses". So it is in no
-    denominator either: a dialogue counts only as much as the share of readable replies. None if no
-    reply could be tagged."""
+    Replies whose tags could not be read (None) are not in the numerator of "uses". Its denominator
+    is the number of dialogues, multiplied by the share of readable replies. None if no reply could
+    be tagged."""
     replies = sum(dialogues, [])
     readable = [reply for reply in replies if reply[0] is not None]
     users = [change for used, change in readable if not set(codes).isdisjoint(used)]
@@ -131,8 +131,8 @@ READING = (
 
 
 def tag_files(args):
-    """({file: its tagged dialogues}, the judge's answers). Without --judge the toy's grammar tells
-    the strategies, and the answers are None."""
+    """({file: its tagged dialogues}, the judge's answers). Without --judge the toy's grammar
+    determines the strategies, and the answers are None."""
     answers = None
     if args.judge:
         answers = ask_files(args, reply_slots, "strategies", SCHEMA)
@@ -156,7 +156,7 @@ def strategies(args):
     check_files(args)
     need_judge(args)
     tagged, answers = tag_files(args)
-    source = made_by(answers) if answers else "The toy's grammar tells the strategies, exactly. "
+    source = made_by(answers) if answers else "The toy's grammar determines the tags exactly. "
     files = {}
     for path, dialogues in tagged.items():
         files[path] = counts = strategies_of(dialogues)

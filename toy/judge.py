@@ -1,6 +1,6 @@
-"""toy/judge.py - a script that stands where a judge would in the toy's world, for the tools that
-ask one (tools/asking.py). It has no opinion: its scores show that the machinery works, and nothing
-of comfort. Only the strategies of a reply are exact: the grammar tells them.
+"""toy/judge.py - a script that replaces the judge in the toy's world, for the tools that ask one
+(tools/asking.py). It has no opinion: its scores show that the tools work, and say nothing about
+comfort. Only the strategies of a reply are exact, because the grammar defines them.
 """
 
 import json
@@ -15,9 +15,7 @@ SCRIPTED_JUDGE = "scripted"  # its name
 
 
 class ScriptedJudge:
-    """Fills in the schema of a question: the greater the share of sentences that serve any need,
-    the higher is what it gives on each scale. It has no opinion, and stands where a judge would in
-    the toy's world."""
+    """Fills in the schema of a question: its number on each scale rises with `share_of_good`."""
 
     name, temperature = SCRIPTED_JUDGE, 0.0
     is_scripted = True  # its answers always have the form, so no tool need check that first
@@ -71,7 +69,7 @@ def in_other_words(reply):
     return " ".join(reworded)
 
 
-# The kinds of sentences of the toy (world.ACTS). Its "topic" talks of something else: no strategy.
+# The strategy of each kind of sentence (world.ACTS). "topic" changes the subject: no strategy.
 TOY_CODES = {
     "analyse": "F-1",
     "advise": "F-5",

@@ -5,8 +5,8 @@ Most lists exist twice: "train" for the training users, "heldout" for the held-o
 share no person, no event, no feeling and no wording of a need.
 
 The starting policy is trained on sentences made of these words. After an edit of any word make it
-again (python recipes/make_policy.py); a test notices. The order of a list counts as well, because
-words are drawn by their place in it.
+again (python recipes/make_policy.py); until then a test fails. The order of a list counts as well,
+because words are drawn by their place in it.
 """
 
 from dataclasses import dataclass
@@ -318,7 +318,7 @@ def join_parts(parts, person, feeling):
     return sentence.replace("<F>", feeling)
 
 
-# Eight acts serve a need each, and have its name.
+# Each of these eight acts serves one need and has its name.
 ACTS = {}
 
 ACTS["analyse"] = make_act(
@@ -473,7 +473,7 @@ ACTS["side"] = make_act(
     endings=[".", " no doubt.", ", I mean it."],
 )
 
-# The other three acts are bad habits, which help nobody here.
+# The other three acts are bad habits, which serve no need.
 HABITS = ["cheer", "dismiss", "topic"]
 
 ACTS["cheer"] = make_act(

@@ -1,16 +1,16 @@
 """toy/world.py - the embedded world: people with troubles, and a scripted model behind the
-simulated user. With a half-million-parameter policy with bad habits (toy/policy) it stands in for
-an LLM user and a 7B policy, so that the whole of RLVER runs on a laptop, offline.
+simulated user. With a policy of half a million parameters that has bad habits (toy/policy), it
+replaces an LLM user and a 7B policy, so that the whole of RLVER runs on a laptop, offline.
 
-What is true here: a hidden need that shows in the user's words, an emotion that answers every
-reply, a chain of prompts and parsed answers between the two, a policy that must find out what helps
-whom. What is not: nobody is comforted. The English is a template grammar of a few hundred words
-(toy/words.py). An *act* is a kind of sentence of this grammar. There are eleven: eight acts
-have the name of the need that they serve (praise, listen, advise ...), three are bad habits that
-serve no need (cheer, dismiss, topic). What the policy learns is *which act helps which need*, said
-to the right person, legibly, and never twice. The words themselves, those of the held-out
-users too, are planted by the supervised training of the base policy (recipes/make_policy.py);
-reinforcement learning only teaches it to act on what it knows.
+The toy has the parts of RLVER: a hidden need that shows in the user's words, an emotion that
+changes with every reply, prompts and parsed answers between the two, and a policy that must learn
+which reply helps which user. It says nothing about comfort: the English is a template grammar of a
+few hundred words (toy/words.py). An *act* is a kind of sentence of this grammar. There are eleven:
+eight acts have the name of the need that they serve (praise, listen, advise ...), three are bad
+habits that serve no need (cheer, dismiss, topic). The policy learns *which act helps which need*,
+about the right person, legibly, and without repetition. The supervised training of the base policy
+(recipes/make_policy.py) teaches it all words, also those of the held-out users; reinforcement
+learning only teaches it to act on what it knows.
 
 From top to bottom: the users; how a reply is read; how far it helps; the scripted model that plays
 the user.
@@ -48,7 +48,7 @@ from toy.words import (
 
 def profiles(split, count=None, seed=0):
     """`count` users made by code, as dicts in the released JSONL format. By default 500 of the
-    split "train", 128 of "heldout". The needs take turns: eight profiles in a row hold all eight.
+    split "train", 128 of "heldout". The needs take turns: eight profiles in a row have all eight.
 
     A profile's scene holds everything that its user may say, because a simulated user knows nothing
     but its prompt."""
@@ -101,7 +101,7 @@ def profiles(split, count=None, seed=0):
 
 def tokens_of(sentence):
     """The words of a sentence in lower case, and every other character but blanks as a token of its
-    own. No character is left out, because a policy could hide anything in what nobody reads."""
+    own. No character is left out, because a policy could hide anything in such characters."""
     return re.findall(r"[a-z']+|[^\sa-z']", sentence.lower())
 
 
@@ -163,7 +163,7 @@ SECONDARY = {
 }
 MAX_SENTENCES = 3  # in a reply: the user cannot follow more
 MAX_ACTS = 2  # different acts in a reply
-MEETS_NEED = 7  # a change of the emotion from which on the user says that its need is met
+MEETS_NEED = 7  # the least change of the emotion at which the user says that its need is met
 
 
 def score_reply(reply, need, person, feeling, earlier, challenging):
@@ -225,9 +225,9 @@ def is_repeated(sentences, earlier):
 
 def score_weakly(reply):
     """The change by the scorer of the reward-hacking lesson (`--simulator toy-weak`): it counts the
-    different words that occur in helpful sentences. It does not look whether they help *this* need,
-    make sense together, or are new. So under training the emotion climbs, while the replies become
-    heaps of everything."""
+    different words that occur in helpful sentences. It does not check whether they help *this*
+    need, make sense together, or are new. In training the emotion therefore rises, while the
+    replies become long lists of such words."""
     bodies = [body for act in NEEDS for body in ACTS[act].bodies]
     warm = {word for body in bodies for word in tokens_of(body) if len(word) > 4}
     return min(10, 3 * len(warm & set(tokens_of(reply))) - 8)
@@ -291,13 +291,13 @@ GUARDED_LINES = 2
 
 @dataclass
 class ScriptedModel:
-    """Stands where an LLM would behind the simulated user: a prompt comes in, the JSON object that
-    it asks for goes out. It sees only the text of the prompt, never the generator of the profiles,
+    """Replaces the LLM behind the simulated user: it gets a prompt and returns the JSON object that
+    the prompt asks for. It sees only the text of the prompt, never the generator of the profiles,
     and always answers the same text the same way.
 
-    What it needs stands in the prompts of both hops (prompts/) between tags: <background> the
-    profile's scene, <hidden_theme> its task, <dialogue> the messages so far, as JSON. The prompt of
-    f_reply, and no other, also has <emotion_level>."""
+    It reads the text between tags in the prompts of both hops (prompts/): <background> is the
+    profile's scene, <hidden_theme> its task, <dialogue> the messages so far, as JSON. Only the
+    prompt of f_reply also has <emotion_level>."""
 
     difficulty: str = "vanilla"
     weak: bool = False  # does it score by `score_weakly`?

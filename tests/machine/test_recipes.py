@@ -17,6 +17,7 @@ COMMANDS = [  # words behind the name of the recipe, and how often each program 
     ("smollm2.sh ppo --seed 1", {"rlver.py": 1}),
     ("qwen7b.sh ppo --think", {"rlver.py": 1}),
     ("qwen7b.sh grpo", {"rlver.py": 1}),
+    ("one_gpu.sh grpo --think", {"rlver.py": 1}),
     ("two_nodes.sh grpo --think", {"rlver.py": 1}),
     # four trainings, eight measurements, and a line of scores for each file that is there
     ("environments.sh runs/nowhere 8 --steps 2", {"rlver.py": 4, "evaluate.py": 9}),
