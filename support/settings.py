@@ -274,8 +274,9 @@ This shows that the loop learns. Ten steps are too few to show how far it gets.
 The whole run of the toy, about two minutes on two cores:
     python rlver.py --algo grpo --think
 
-Without --model and --simulator nothing is downloaded and no server is asked.
-Defaults are given as toy / real model. recipes/ has commands for real models."""
+Without --model, --simulator and --reader nothing is downloaded or asked.
+Where two defaults are given, the first is the toy's. recipes/ has commands for
+real models."""
 
 
 def make_parser():

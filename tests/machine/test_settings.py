@@ -29,12 +29,12 @@ def test_help_explains_every_flag_and_names_both_defaults(capfd):
     """`--help` is the manual: a flag without a text, or a default that is not the one in force,
     sends people to the source."""
     said = " ".join(output_of(capfd, 0, rlver.main, "--help").split())
-    assert "toy / real model" in said
     texts = {action.dest: action.help for action in make_parser()._actions}
     for name, text in texts.items():
         assert text.partition("(default")[0].strip(), name
         assert "--" + name.replace("_", "-") in said
     assert set(TOY) == set(REAL)
+    assert all("; real model: " in texts[name] for name in TOY)
     for model, algo, think in itertools.product(("toy", "some/dir"), ("ppo", "grpo"), (True, None)):
         values = vars(resolve_settings(dict(model=model, algo=algo, think=think)))
         for name in TOY:
