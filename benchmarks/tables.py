@@ -131,7 +131,7 @@ def readers():
 def small_models():
     """A small language model that is trained on a reader. Nothing was chosen with these seeds."""
     program = ("bash", "recipes/smollm2.sh")
-    for seed in range(1):
+    for seed in range(2):
         yield Job("small", f"small-grpo-{seed}", f"--seed {seed}", 2, program)
 
 
