@@ -4,7 +4,8 @@
 # What fits is in the table "What fits on which card?" of docs/running.md (computed, not measured):
 #   24 GB   0.5B and 1.5B with adapters, as below; with --lora-rank 0 the 0.5B by GRPO
 #   80 GB   0.5B to 7B with adapters; with --lora-rank 0 the 0.5B, and the 1.5B by GRPO
-# The first measurement takes 100 calls; the verdict is printed, and the training begins unless it is "unfit".
+# The first measurement takes about 100 calls; the training begins unless the verdict is "unfit". The 16 people here are
+# too few; --profiles names others (docs/running.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 algo=${1:?ppo or grpo is needed}
