@@ -1,4 +1,4 @@
-"""labs.py - ten mistakes, made on purpose: healthy runs beside broken ones, one command and
+"""labs.py - eleven mistakes, made on purpose: healthy runs beside broken ones, one command and
 one picture each.
 
     python course/course.py lab                     what there is
@@ -18,7 +18,9 @@ itself, so the run's own emotions cannot answer that. The dialogue's replies are
 *healthy user*: the user of the same profile from the scripts of the healthy arm, simulator.py
 without the mistake. It hears the same replies in the same order and follows the rules. In the lab
 weak-scorer this is the strict user, whose score was not trained on. (In labs.toml "own user" is
-this one, too: the user that the dialogue was meant for.)
+this one, too: the user that the dialogue was meant for.) Where a reader heard the dialogue, nothing
+is heard twice: the log has its answer to every question, also to one that does not count, and the
+answers are weighed again.
 """
 
 from patches import ROOT, read_toml, replaced  # first: it finds the project
@@ -31,6 +33,7 @@ import difflib
 import functools
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -38,12 +41,16 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from string import Template
 
 import numpy as np
 
+from emotion import clamp_change, move_emotion
 from people import Profile
 from pictures import draw
+from reader import BIAS, WEIGHTS
 from tools.replay import final_score, replay
 from toy import world
 
@@ -55,6 +62,8 @@ AT_ONCE = 2  # runs at a time, of one thread each
 LAST = 5  # steps: a table shows the mean of the last ones or, with `at = "start"`, the first ones
 SEEDS = [0, 1, 2]  # of the runs that the texts in labs.toml describe, where a lab names no others
 CACHED_RUNS = 12  # more than the runs of one lab
+# $NAMES in flags: the real models, where recipes/smollm2.sh looks for them, too
+MODELS = {"READER": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "RLVER_CACHE": ".cache"}
 
 
 # ------------------------------------------------------------------------------------ what a lab is
@@ -156,7 +165,7 @@ class Run:
         flags = f"{ALWAYS} {lab['flags']} {lab['arms'][arm]} --seed {seed}"
         if steps:
             flags += f" --steps {steps}"
-        self.flags = shlex.split(flags)
+        self.flags = shlex.split(Template(flags).substitute(MODELS | os.environ))
         name = digest(self.scripts, self.flags)
         # another lab may have made the same run; then it has that lab's name
         made = [path for path in RUNS.glob(f"*-{name}") if path.is_dir()]
@@ -218,7 +227,7 @@ def main(name, seeds, steps, only_show):
     if name is None:
         for name, lab in labs.items():
             defect = f" (defect {', '.join(map(str, lab['defect']))})" if "defect" in lab else ""
-            print(f"{name:<18} {lab['title']}{defect}")
+            print(f"{name:<21} {lab['title']}{defect}")
     elif name not in labs:
         raise BadInput(f"lab {name}: unknown; choose from {', '.join(labs)}")
     elif only_show:
@@ -256,6 +265,8 @@ def ask(lab):
     for panel in lab["panels"]:
         print(f"- {panel['title']} ({panel['unit']})")
     print("In which of them will the broken arm differ, which way, and by how much?")
+    if "ask" in lab:
+        print(lab["ask"])
     if sys.stdin.isatty():
         input("> ")
 
@@ -320,6 +331,8 @@ def recorded_finals(run):
 def healthy_finals(run):
     """The final emotions of the healthy users when they hear the run's replies, [step][dialogue].
     A malformed dialogue counts as 0."""
+    if "--reader" in run.flags:
+        return [[weighed_again(d) for d in dialogues] for dialogues in dialogues_of(run)]
     module = load_simulator(copy_of(run.healthy_twin().scripts))
     simulator = module.make_simulator("toy")
     profiles = {row["id"]: Profile(**row) for row in world.profiles("train")}
@@ -336,6 +349,18 @@ def healthy_finals(run):
         return finals
 
     return asyncio.run(all_finals())
+
+
+def weighed_again(dialogue):
+    """The final emotion of a dialogue that a reader heard, as `Reader.hear` finds it with the
+    project's own weights. It starts from the logged z: nothing is heard again."""
+    emotion = dialogue["start"]
+    for turn in dialogue["turns"]:
+        if turn["analysis"] and 0 < emotion < 100:  # at 0 or 100 the user would have left
+            z = json.loads(turn["analysis"])["z"]
+            total = BIAS + sum(WEIGHTS[name] * z[name] for name in z)
+            emotion = move_emotion(emotion, clamp_change(round(total)))
+    return 0 if dialogue["ended"] == "malformed" else emotion
 
 
 def load_simulator(place):
@@ -394,6 +419,16 @@ def copies(run):
     return shares
 
 
+def same_beginning(run):
+    """Replies, in percent, that begin with the two words with which most of their step begin."""
+    shares = []
+    for dialogues in dialogues_of(run):
+        replies = [turn["reply"].lower() for dialogue in dialogues for turn in dialogue["turns"]]
+        beginnings = Counter(tuple(reply.split()[:2]) for reply in replies)
+        shares.append(100 * max(beginnings.values()) / len(replies))
+    return shares
+
+
 def foreign_tokens(run):
     """Tokens in the loss, in percent, that the policy did not sample."""
     return 100 * (1 - series(run, "tokens_sampled") / series(run, "tokens_trained"))
@@ -424,6 +459,7 @@ TELL_TALES = {
     "wrong_reward": wrong_reward,
     "not_followed": not_followed,
     "copies": copies,
+    "same_beginning": same_beginning,
     "foreign_tokens": foreign_tokens,
     "grad_norm_apart": grad_norm_apart,
     "same_dialogues": same_dialogues,

@@ -49,11 +49,14 @@ def test_a_lab_asks_before_it_shows(name, flags, seeds, tmp_path, capsys, monkey
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["weak-scorer", "mixed-users"])
-def test_a_lab_runs(name, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("name", ["weak-scorer", "mixed-users", "one-question-missing"])
+def test_a_lab_runs(name, tiny_dir, taught, tmp_path, capsys, monkeypatch):
     """Two arms, two steps, one picture; asked for again, the runs are found. In the healthy arm the
-    healthy user feels what was recorded."""
+    healthy user feels what was recorded. (Tiny models stand for the real ones.)"""
     monkeypatch.setattr(labs, "RUNS", tmp_path)
+    monkeypatch.setenv("READER", str(taught))
+    monkeypatch.setenv("RLVER_CACHE", str(tmp_path))
+    (tmp_path / "smollm2").symlink_to(tiny_dir)
     for _ in range(2):
         assert course.main(["lab", name, "--seeds", "0", "--steps", "2"]) == 0
     assert "2 runs, 0 of them to be made" in capsys.readouterr().out
