@@ -268,7 +268,9 @@ def make_parser():
     one_of("--before-after", action="store_true", help="measure where a run started and ended")
     one_of("--score", nargs="+", metavar="FILE", help="only print the scores of result files")
     add(
-        "--rule", choices=["every", "sage"], help="sage: a tenth reply is not scored (as SAGE does)"
+        "--rule",
+        choices=["every", "sage"],
+        help="sage: the last reply that --max-turns allows is not scored (as SAGE does)",
     )
     add("--anyway", action="store_true", help="average results of different simulators, too")
     one_of("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare on common users")

@@ -59,7 +59,9 @@ def find_weights(name, step):
     if run_settings:  # a checkpoint, or a copy of one
         return Found(name, name, directory, run_settings, directory.parent)
     if (directory / "state.json").is_file():
-        raise BadInput(f"{directory / 'rlver.json'}: missing or damaged; a part of a copy?")
+        raise BadInput(
+            f"{directory / 'rlver.json'}: missing or damaged; was it copied only in part?"
+        )
     return Found(name, name, name, {}, None)
 
 

@@ -64,7 +64,8 @@ FLAGS = {
 }
 # The variants as tables name them: "grpo --think".
 NAMES = {name: flags.removeprefix("--algo ") for name, flags in FLAGS.items()}
-SEEDS = range(2000, 2016)
+SEEDS = 16  # of each variant
+PAIRED = range(2000, 2003)  # the seeds of all other toy runs
 LOST = 20  # a need is lost if the mean final emotion of its held-out users is lower
 
 
@@ -93,16 +94,19 @@ def jobs():
 
 
 def variants():
-    """The four variants, sixteen seeds each. Nothing was chosen with these seeds, and each was run
-    once."""
-    for seed, (name, flags) in itertools.product(SEEDS, FLAGS.items()):
+    """The four variants. Nothing was chosen with these seeds, and each was run once."""
+    for number, (name, flags) in itertools.product(range(SEEDS), FLAGS.items()):
+        seed = number + (3100 if "--think" in flags else 2000)
         yield Job("variants", f"{name}-{seed}", f"{flags} --seed {seed}")
 
 
 def rewards():
-    """One reward for each turn (delta), and other advantages; the first three of these seeds."""
-    for seed in SEEDS[:3]:
+    """One reward for each turn (delta), and other advantages, three seeds. They are compared with the
+    usual runs of the same seeds; those without thoughts are in `variants`."""
+    for seed in PAIRED:
         for name, flags in FLAGS.items():
+            if "--think" in flags:
+                yield Job("rewards", f"{name}-{seed}", f"{flags} --seed {seed}")
             yield Job("rewards", f"{name}-delta-{seed}", f"{flags} --reward delta --seed {seed}")
         for kind in ("dr-grpo", "rloo"):
             advantage = f"--algo grpo --advantage {kind} --seed {seed}"
@@ -110,11 +114,11 @@ def rewards():
 
 
 def users():
-    """Challenging users, and a scorer that can be hacked; the first three of these seeds."""
-    for seed in SEEDS[:3]:
+    """Challenging users, and a scorer that can be hacked."""
+    for seed in PAIRED:
         flags = f"--algo grpo --think --difficulty challenging --seed {seed}"
         yield Job("challenging", f"grpo-think-challenging-{seed}", flags)
-    for seed in SEEDS[:3]:
+    for seed in PAIRED:
         # twice as long as usual: the weak scorer pays for little of what the policy does at first
         flags = f"--algo grpo --simulator toy-weak --steps 72 --seed {seed}"
         yield Job("hackable", f"grpo-direct-weak-{seed}", flags)
@@ -174,6 +178,7 @@ def line_of_run(job, place):
     line = {
         "name": job.name,
         "part": job.part,
+        "commit": commit(),
         "flags": job.flags,
         "threads": job.threads,
         "evaluations": [kept(row, EVALUATION) for row in summary["evaluations"]],
@@ -187,6 +192,12 @@ def line_of_run(job, place):
     if job.part == "small":
         line |= small.before_and_after(place)
     return rounded(line)
+
+
+def commit():
+    """The commit that is checked out."""
+    command = ["git", "rev-parse", "--short=7", "HEAD"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def scores_of_needs(place):
@@ -310,7 +321,7 @@ def table_variants(measured):
     """The four variants: before and after the training."""
     rows = []
     for name, words in NAMES.items():
-        lines = seeds_of(measured, name)
+        lines = seeds_of(measured, name)[-SEEDS:]
         if not lines:
             return ""
         scores = [last(line) for line in lines]
@@ -478,6 +489,21 @@ def table_small(measured):
     return markdown(["", *columns, "minutes"], [*rows, mean])
 
 
+def table_validated(measured):
+    """The commands of all runs, with commit, seeds and mean score, which links to the first line."""
+    groups = {}  # {(command, commit): [(number of the line in the file, line)]}
+    for number, line in enumerate(measured.values(), 1):
+        if "flags" in line:  # a run
+            program = "bash recipes/smollm2.sh" if line["part"] == "small" else "python rlver.py"
+            command = f"`{program} {re.sub('--seed [0-9]+ ?', '', line['flags'])}".strip() + "`"
+            groups.setdefault((command, line["commit"]), []).append((number, line))
+    rows = []
+    for key, lines in groups.items():
+        score = interval([last(line) for _, line in lines])
+        rows.append([*key, len(lines), f"[{score}](../benchmarks/runs.jsonl#L{lines[0][0]})"])
+    return markdown(["command", "commit", "seeds", "score"], rows)
+
+
 # By the names in the documents' comments.
 TABLES = {
     "challenging": table_challenging,
@@ -488,6 +514,7 @@ TABLES = {
     "small": table_small,
     "variants": table_variants,
     "rewards": table_rewards,
+    "validated": table_validated,
 }
 
 

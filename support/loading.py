@@ -79,7 +79,8 @@ def load_tensors(path):
     try:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # half a file: of zip, pickle or torch
-        raise BadModel(f"{path}: cannot be read; a part of a copy? ({one_line(error)})") from None
+        why = f"was it copied only in part? ({one_line(error)})"
+        raise BadModel(f"{path}: cannot be read; {why}") from None
 
 
 def load_to_sample(path, prefix):
@@ -113,7 +114,7 @@ def directory_of(place):
             ignore_patterns=["consolidated*", "*/*"],
         )
     except Exception as error:
-        raise BadModel(f"no such directory, and not to be had from the hub: {error}") from None
+        raise BadModel(f"no such directory, and the hub did not provide it: {error}") from None
 
 
 def load_tokenizer(directory):

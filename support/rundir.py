@@ -272,8 +272,8 @@ def state_of(checkpoint):
     state = read_json(path)
     if state.get("step") != int(checkpoint.name[-6:]):
         raise BadInput(
-            f"{path}: missing, damaged or of another step; is the directory a part of a copy? Copy "
-            "it again, or move it away to go on from the checkpoint before it"
+            f"{path}: missing, damaged or of another step; was the directory copied only in part? "
+            "Copy it again, or move it away to go on from the checkpoint before it"
         )
     return state
 

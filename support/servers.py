@@ -110,9 +110,7 @@ class ServerModel:
         messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
         answers = [await self.chat(message, 1, **options) for message in messages]
         if not all(answer.likeliest for answer in answers):
-            raise SimulatorRefused(
-                f"{self.url}: {self.name} does not tell log-probs (top_logprobs)"
-            )
+            raise SimulatorRefused(f"{self.url}: {self.name} returns no log-probs (top_logprobs)")
         return [answer.likeliest for answer in answers]
 
     async def chat(self, messages, max_tokens, **options):

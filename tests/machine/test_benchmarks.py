@@ -6,6 +6,7 @@ from support.rundir import RunDir
 
 import re
 
+import numpy as np
 import pytest
 
 from benchmarks import gpu, small, speed, tables
@@ -82,6 +83,26 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
         assert comments[1::2] == ["end"] * (len(comments) // 2), f"{path}: an end is missing"
         shown |= set(comments[::2])
     assert shown == set(tables.TABLES)
+
+
+def test_the_scores_in_readme_are_the_measured_ones():
+    """Means over the seeds, in the columns of the toy and of SmolLM2."""
+    text = (tables.ROOT / "README.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    cells = {row[0].strip("`"): row[1:] for row in rows}
+    runs = {"grpo": tables.seeds_of(MEASURED, "small-grpo")}
+
+    def mean(score, lines):
+        return f"{np.mean([score(line) for line in lines]):.1f}"
+
+    for name, words in tables.NAMES.items():
+        lines = tables.seeds_of(MEASURED, name)[-tables.SEEDS :]
+        assert cells[words][1] == mean(tables.last, lines)
+        runs[name] = lines
+    assert cells["grpo"][2] == mean(tables.last, runs["grpo"])
+    before = [mean(tables.first, runs[name]) for name in ("grpo-think", "grpo-direct", "grpo")]
+    assert cells["before"][1:] == ["{}, direct {}".format(*before[:2]), before[2]]
+    assert cells["seeds"][1:] == [str(tables.SEEDS), str(len(runs["grpo"]))]
 
 
 def test_a_dialogue_in_a_document_is_a_measured_one():

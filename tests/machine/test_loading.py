@@ -113,7 +113,7 @@ def policy_of(path):
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):
     """A typing error in a path cost 23 s, and six traces of retries. (The tests are offline.)"""
     monkeypatch.chdir(tmp_path)
-    told = "no such directory, and not to be had from the hub"
+    told = "no such directory, and the hub did not provide it"
     with pytest.raises(BadModel, match=f"--model openai-community/gpt2: {told}"):
         load_model("openai-community/gpt2")
     for path in ("nowhere", "a/b/c", "runs/nowhere", "./nowhere", "/nowhere/a"):

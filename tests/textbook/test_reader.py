@@ -218,7 +218,7 @@ def test_a_server_without_log_probs_is_refused_before_a_run(logprobs, taught, tm
     with Loopback(reply=telling(source, logprobs=logprobs)) as server:
         read_by = ["--reader", f"openai:taught@{server.url}"]
         assert rlver.main([*SMALL, *read_by, "--out", str(tmp_path / "run")]) == 2
-    assert "does not tell log-probs" in capfd.readouterr().err
+    assert "returns no log-probs" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
