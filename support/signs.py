@@ -152,15 +152,23 @@ def need_is_lost(rows):
 
 
 def groups_are_flat(rows, end):
-    """Was there no gradient in three consecutive steps, because no group had two different rewards?
-    (A KL has one, and with deltas there may be one.) end: where all dialogues of these steps ended,
-    "success" or "failure", or "elsewhere"."""
+    """Were the rewards of each group equal (for PPO: all rewards) in three consecutive steps, without
+    being copies? The gradient need not be 0 then: the entropy bonus and a KL have one. end: where
+    all dialogues of these steps ended, "success" or "failure", or "elsewhere"."""
     flat = []
     for row in rows:
         here = [name for name in ("success", "failure") if row.get(name) == 100] or ["elsewhere"]
-        no_gradient = row.get("zero_std_groups") == 1 and row.get("grad_norm") == 0
-        flat.append(no_gradient and here == [end])
+        equal = row.get("zero_std_groups") == 1 or row.get("emotion_std") == 0
+        flat.append(equal and not groups_are_copies(row) and here == [end])
     return any(all(flat[i : i + 3]) for i in range(len(flat) - 2))
+
+
+def form_is_lost(rows):
+    """Were there more malformed dialogues in a step than in an earlier one, by 20 points?"""
+    malformed = [row.get("malformed", 0) for row in rows]
+    return any(
+        now > least + 20 for now, least in zip(malformed, itertools.accumulate(malformed, min))
+    )
 
 
 def users_are_unreadable(rows):
@@ -178,7 +186,9 @@ MALFORMED = (
     "not write <think>...</think> and a reply within --max-tokens, and it will hardly learn to. Give "
     "it more tokens, or train without --think"
 )
-FLAT = "for three steps no group had two different rewards, so nothing was learned: "
+FLAT = (
+    "for three steps no group (PPO: no batch) had two different rewards, so nothing was learned: "
+)
 # Faults of the training itself, which no curve of the reward would show. They are looked for once a
 # step, in numbers that are logged anyway: (name, condition over the rows so far, sentence).
 WARNINGS = (
@@ -209,6 +219,12 @@ WARNINGS = (
         need_is_lost,
         "whole groups fail alike, step after step, so nothing is learned from them: the policy has "
         "lost one of the users' needs",
+    ),
+    (
+        "lost form",
+        form_is_lost,
+        "far more dialogues end malformed than earlier in the run: the policy unlearns the form of its "
+        "replies, and may not find it again; read some, and try another --seed or a lower --lr",
     ),
     (
         "flat at the top",
