@@ -82,7 +82,7 @@ def test_another_healthy_run_is_silent(tiny_dir, tmp_path, capfd):
     """And with adapters the starting policy is in memory, so every evaluation tells how surprising
     the replies are to it; a step does so only where the KL has asked it anyway."""
     out = tmp_path / "out"
-    assert go(tiny_dir, out, "--think", "--lora-rank", 4) == 0
+    assert go(tiny_dir, out, "--lora-rank", 4) == 0
     assert told_at_the_end(out) == [] and "warning" not in capfd.readouterr().out
     told = [row["ref_perplexity"] for row in (*metrics(out), summary(out)["before"])]
     assert told[:4] == [None] * 4 and told[4] > 1
