@@ -73,6 +73,12 @@ def log_odds(likeliest, words):
     return yes - no, mass, [word for word in words if word not in found]
 
 
+def weigh(z):
+    """(BIAS + the weighted sum of z, the change of the emotion). z: {question: z_q}."""
+    total = BIAS + sum(WEIGHTS[name] * z[name] for name in z)
+    return total, clamp_change(round(total))
+
+
 class Reader(Caller):
     """Hears replies for all users. `check` must set `scale` before the first one."""
 
@@ -132,8 +138,8 @@ class Reader(Caller):
         for name, x in found.items():
             mean, std = self.scale[name]
             z[name] = (x - mean) / std
-        total = BIAS + sum(WEIGHTS[name] * z[name] for name in z)
-        return {"log_odds": found, "z": z, "sum": total, "change": clamp_change(round(total))}
+        total, change = weigh(z)
+        return {"log_odds": found, "z": z, "sum": total, "change": change}
 
     async def check(self, replies):
         """Set `scale` by known replies, each the prompts of `ask`: log-odds of two models cannot be

@@ -178,7 +178,7 @@ def line_of_run(job, place):
     line = {
         "name": job.name,
         "part": job.part,
-        "commit": commit(),
+        "commit": current_commit(),
         "flags": job.flags,
         "threads": job.threads,
         "evaluations": [kept(row, EVALUATION) for row in summary["evaluations"]],
@@ -194,7 +194,7 @@ def line_of_run(job, place):
     return rounded(line)
 
 
-def commit():
+def current_commit():
     """The commit that is checked out."""
     command = ["git", "rev-parse", "--short=7", "HEAD"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -321,7 +321,7 @@ def table_variants(measured):
     """The four variants: before and after the training."""
     rows = []
     for name, words in NAMES.items():
-        lines = seeds_of(measured, name)[-SEEDS:]
+        lines = seeds_of(measured, name)[-SEEDS:]  # without those of `rewards`
         if not lines:
             return ""
         scores = [last(line) for line in lines]
@@ -495,12 +495,19 @@ def table_validated(measured):
     for number, line in enumerate(measured.values(), 1):
         if "flags" in line:  # a run
             program = "bash recipes/smollm2.sh" if line["part"] == "small" else "python rlver.py"
-            command = f"`{program} {re.sub('--seed [0-9]+ ?', '', line['flags'])}".strip() + "`"
+            command = f"{program} {re.sub('--seed [0-9]+ ?', '', line['flags'])}".strip()
             groups.setdefault((command, line["commit"]), []).append((number, line))
     rows = []
-    for key, lines in groups.items():
+    for (command, commit), lines in groups.items():
         score = interval([last(line) for _, line in lines])
-        rows.append([*key, len(lines), f"[{score}](../benchmarks/runs.jsonl#L{lines[0][0]})"])
+        rows.append(
+            [
+                f"`{command}`",
+                commit,
+                len(lines),
+                f"[{score}](../benchmarks/runs.jsonl#L{lines[0][0]})",
+            ]
+        )
     return markdown(["command", "commit", "seeds", "score"], rows)
 
 

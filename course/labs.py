@@ -47,10 +47,10 @@ from string import Template
 
 import numpy as np
 
-from emotion import clamp_change, move_emotion
+from emotion import move_emotion
 from people import Profile
 from pictures import draw
-from reader import BIAS, WEIGHTS
+from reader import weigh
 from tools.replay import final_score, replay
 from toy import world
 
@@ -357,9 +357,8 @@ def weighed_again(dialogue):
     emotion = dialogue["start"]
     for turn in dialogue["turns"]:
         if turn["analysis"] and 0 < emotion < 100:  # at 0 or 100 the user would have left
-            z = json.loads(turn["analysis"])["z"]
-            total = BIAS + sum(WEIGHTS[name] * z[name] for name in z)
-            emotion = move_emotion(emotion, clamp_change(round(total)))
+            _, change = weigh(json.loads(turn["analysis"])["z"])
+            emotion = move_emotion(emotion, change)
     return 0 if dialogue["ended"] == "malformed" else emotion
 
 

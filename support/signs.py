@@ -163,7 +163,7 @@ def groups_are_flat(rows, end):
     return any(all(flat[i : i + 3]) for i in range(len(flat) - 2))
 
 
-def form_is_lost(rows):
+def format_is_lost(rows):
     """Were there more malformed dialogues in a step than in an earlier one, by 20 points?"""
     malformed = [row.get("malformed", 0) for row in rows]
     return any(
@@ -221,9 +221,9 @@ WARNINGS = (
         "lost one of the users' needs",
     ),
     (
-        "lost form",
-        form_is_lost,
-        "far more dialogues end malformed than earlier in the run: the policy unlearns the form of its "
+        "lost format",
+        format_is_lost,
+        "far more dialogues end malformed than earlier in the run: the policy unlearns the format of its "
         "replies, and may not find it again; read some, and try another --seed or a lower --lr",
     ),
     (

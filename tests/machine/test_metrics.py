@@ -19,7 +19,7 @@ from runs import ALGO, go, metrics, summary
 
 pytestmark = pytest.mark.usefixtures("moods")
 
-COPIES, STILL, ZERO, FOREIGN, LOST, FORM, TOP, BOTTOM, FLAT, UNREADABLE = (
+COPIES, STILL, ZERO, FOREIGN, LOST, FORMAT, TOP, BOTTOM, FLAT, UNREADABLE = (
     sentence for _, _, sentence in WARNINGS
 )
 
@@ -119,7 +119,8 @@ STEP = dict(
     [
         (dict(zero_std_groups=0.9, repeat_across=0.95), 3, COPIES),
         (dict(zero_std_groups=0.9, repeat_across=0.95), 2, None),  # may be chance
-        (dict(zero_std_groups=0.9, repeat_across=0.5), 9, None),  # earn the same by other words
+        (dict(zero_std_groups=1.0, repeat_across=0.95), 3, COPIES),
+        (dict(zero_std_groups=1.0, repeat_across=0.5), 3, FLAT),  # earn the same by other words
         (dict(zero_std_groups=None, repeat_across=1.0), 9, None),  # PPO has no groups
         (dict(kl_start=0.0), 3, STILL),
         (dict(kl_start=0.0), 2, None),  # in bf16 the first, smallest steps may be rounded away
@@ -133,10 +134,10 @@ STEP = dict(
         # the entropy bonus and a KL have a gradient of their own
         (dict(grad_norm=0.1, zero_std_groups=1.0, failure=100.0), 3, BOTTOM),
         # PPO has no groups
-        (dict(zero_std_groups=None, emotion_std=0.0, failure=100.0), 3, BOTTOM),
+        (dict(grad_norm=0.0, zero_std_groups=None, emotion_std=0.0, failure=100.0), 3, BOTTOM),
         (dict(zero_std_groups=None, failure=100.0), 9, None),
         # a run of PPO that forgot </think> had 0, 11 and 52 %
-        (dict(malformed=52.0), 1, FORM),
+        (dict(malformed=52.0), 1, FORMAT),
         (dict(malformed=11.0), 9, None),
         (dict(tokens_trained=501), 1, FOREIGN),
         (dict(lost_groups=0.125, zero_std_groups=0.125), 5, LOST),
