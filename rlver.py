@@ -128,7 +128,9 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         state["seconds"]["rollout"] += rolled_out - began
         state["seconds"]["simulator"] += run.clock.simulator - simulator_before
         state["seconds"]["update"] += synced - rolled_out
-        row = row_of_step(cfg, models, distance, state, episodes, all_episodes, counts, metrics)
+        row = row_of_step(
+            cfg, models, distance, state, profiles, episodes, all_episodes, counts, metrics
+        )
         row["seconds"] = synced - began
         run.log_step(all_episodes, row)
         bar.set_postfix_str(progress(row, rolled_out - began))
@@ -234,10 +236,11 @@ def evaluation_is_due(cfg, step):
     return bool(cfg.eval_every) and 0 < step < cfg.steps and step % cfg.eval_every == 0
 
 
-def row_of_step(cfg, models, distance, state, episodes, all_episodes, counts, metrics):
-    """The line of metrics.jsonl for a training step. counts: from `hold_dialogues`; metrics: from
-    the update."""
-    batch = batch_metrics(all_episodes, cfg.think, cfg.compares_groups)
+def row_of_step(cfg, models, distance, state, profiles, episodes, all_episodes, counts, metrics):
+    """The line of metrics.jsonl for a training step. profiles: of its groups; counts: from
+    `hold_dialogues`; metrics: from the update."""
+    needs = [profile.need for profile in profiles]
+    batch = batch_metrics(all_episodes, needs, cfg.think, cfg.compares_groups)
     replies = batch["episodes"] * batch["turns"]  # turns: the mean per dialogue
     sampled = sum(e.tokens_sampled for e in episodes)
     sampled = ranks.all_reduce_sum(torch.tensor(sampled)).item()

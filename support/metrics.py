@@ -44,9 +44,10 @@ def summarise(episodes):
     }
 
 
-def batch_metrics(episodes, think, compares_groups):
+def batch_metrics(episodes, needs, think, compares_groups):
     """The metrics of the `episodes` of a training step: {name: number, or None if it does not
-    apply}. think: the mode; compares_groups: does the algorithm compare dialogues?"""
+    apply}. needs: of the people of groups 0, 1, 2, ...; think: the mode; compares_groups: does the
+    algorithm compare dialogues?"""
     summary = summarise(episodes)
     rewards, emotions = [e.reward for e in episodes], [e.emotion for e in episodes]
     turns = [turn for e in episodes for turn in e.turns]
@@ -59,13 +60,9 @@ def batch_metrics(episodes, think, compares_groups):
         "turns": len(turns) / len(episodes),
         # thoughts that were taken out of replies in direct mode
         "stray_thoughts": 0 if think else sum(bool(turn.thought) for turn in turns),
-        **(zero_std_shares(episodes) if compares_groups else NO_GROUPS),
+        **(zero_std_shares(episodes) if compares_groups else lost_needs(episodes, needs)),
         **signs([e.delivered_replies for e in episodes]),
     }
-
-
-# In place of `zero_std_shares` for PPO, which learns without comparing dialogues.
-NO_GROUPS = {"zero_std_groups": None, "lost_groups": None}
 
 
 def zero_std_shares(episodes):
@@ -80,3 +77,14 @@ def zero_std_shares(episodes):
     lost = [reward for reward in zero_std if reward < 0.2]
     n = len(rewards_of)
     return {"zero_std_groups": len(zero_std) / n, "lost_groups": len(lost) / n}
+
+
+def lost_needs(episodes, needs):
+    """In the place of `zero_std_shares` for PPO, which compares no dialogues: "lost_groups" is the
+    share of the needs whose dialogues, at least eight, all have a reward below 0.2. (Of fewer
+    dialogues all may be low by chance.) needs: of the people of groups 0, 1, 2, ..."""
+    rewards_of = {}
+    for episode in episodes:
+        rewards_of.setdefault(needs[episode.group], []).append(episode.reward)
+    lost = [rewards for rewards in rewards_of.values() if len(rewards) >= 8 and max(rewards) < 0.2]
+    return {"zero_std_groups": None, "lost_groups": len(lost) / len(rewards_of)}

@@ -145,8 +145,8 @@ def foreign_tokens_are_trained(row):
 
 
 def need_is_lost(rows):
-    """Are there lost groups in at least five of some ten consecutive steps? A need that the policy
-    does not serve any more is not drawn in every step."""
+    """Are there lost groups (PPO: needs) in at least five of some ten consecutive steps? A need that
+    the policy does not serve any more is not drawn in every step."""
     steps = [bool(row.get("lost_groups")) for row in rows]
     return any(sum(steps[i : i + 10]) >= 5 for i in range(len(steps)))
 
@@ -217,8 +217,9 @@ WARNINGS = (
     (
         "lost need",
         need_is_lost,
-        "whole groups fail alike, step after step, so nothing is learned from them: the policy has "
-        "lost one of the users' needs",
+        "whole groups (PPO: all people with one need) fail alike, step after step, so nothing is "
+        "learned from them: the policy has lost a need; it may come back in some ten steps, or try "
+        "another --seed (docs/results.md)",
     ),
     (
         "lost format",

@@ -177,8 +177,17 @@ def test_groups_without_variance_by_hand():
     rewards = {0: (0.1, 0.1), 2: (0.1, 0.2), 5: (1.0, 1.0), 7: (0.2, 0.2)}
     episodes = [Episode("p", n, "", reward=reward) for n in rewards for reward in rewards[n]]
     assert zero_std_shares(episodes) == {"zero_std_groups": 0.75, "lost_groups": 0.25}
-    of_ppo = batch_metrics(episodes, think=False, compares_groups=False)
-    assert of_ppo["zero_std_groups"] is None and of_ppo["lost_groups"] is None
+
+
+def test_a_need_that_ppo_has_lost_by_hand():
+    """PPO compares no dialogues, so it is asked by needs: eight dialogues of one need, below 0.2 and
+    not equal, are a lost need; one of 0.2 among them, or only seven, are none."""
+    needs = ["praise", "listen", "advise", "praise"]
+    low = [(group, 0.01 * k) for group, count in ((0, 5), (3, 3), (1, 7)) for k in range(count)]
+    for more, lost in (([(2, 0.9)], 1 / 3), ([(2, 0.9), (3, 0.2)], 0)):
+        episodes = [Episode("p", group, "", reward=reward) for group, reward in [*low, *more]]
+        of_ppo = batch_metrics(episodes, needs, think=False, compares_groups=False)
+        assert of_ppo["zero_std_groups"] is None and of_ppo["lost_groups"] == lost
 
 
 def test_signs_by_hand():
