@@ -428,6 +428,15 @@ def same_beginning(run):
     return shares
 
 
+def praise_emotion(run):
+    """The mean recorded final emotion of the people who want praise."""
+    wanted = {row["id"] for row in world.profiles("train") if row["need"] == "praise"}
+    return [
+        100 * np.mean([d["reward"] for d in dialogues if d["profile_id"] in wanted])
+        for dialogues in dialogues_of(run)
+    ]
+
+
 def foreign_tokens(run):
     """Tokens in the loss, in percent, that the policy did not sample."""
     return 100 * (1 - series(run, "tokens_sampled") / series(run, "tokens_trained"))
@@ -459,6 +468,7 @@ TELL_TALES = {
     "not_followed": not_followed,
     "copies": copies,
     "same_beginning": same_beginning,
+    "praise_emotion": praise_emotion,
     "foreign_tokens": foreign_tokens,
     "grad_norm_apart": grad_norm_apart,
     "same_dialogues": same_dialogues,

@@ -9,6 +9,9 @@ COLOURS = {
     "healthy-300": "tab:cyan",
     "broken": "tab:red",
     "broken-300": "tab:red",
+    "broken-kl": "tab:green",
+    "broken-batch": "tab:orange",
+    "broken-fixed": "tab:purple",
     "no-kl": "dimgray",
 }
 

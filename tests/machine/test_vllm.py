@@ -298,10 +298,8 @@ def test_a_small_model_keeps_the_form_and_is_unfit(smollm2_server, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     plays = ["--simulator", f"openai:smollm2@{smollm2_server}"]
     files = [str(PROMPTS / "profiles" / f"en_{split}.jsonl") for split in ("train", "test")]
-    patient = [
-        "--simulator-timeout",
-        "280",
-    ]  # three answers at once took over 60 s on two old cores
+    # on two old cores three answers at once take more than a minute
+    patient = ["--simulator-timeout", "280"]
     assert rlver.main([*plays, *patient, "--profiles", *files, "--out", "run"]) == 2
     *_, last = capfd.readouterr().err.splitlines()
     assert "smollm2 refuses the prompts, or cannot keep the form" in last
