@@ -43,15 +43,15 @@ def dialogue_text(title, episode, hidden_need):
     lines = [
         f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, final emotion "
         f"{episode.emotion}",
-        f"    user  [{episode.start:3}]  {episode.first_line}",
+        f"    user  [{episode.start:3}      ]  {episode.first_line}",
     ]
     for turn in episode.turns:
         if turn.thought:
-            lines.append(f"    (thinks      {turn.thought})")
+            lines.append(f"    policy thinks  {turn.thought}")
         lines.append(f"    policy       {turn.reply}")
         if turn.emotion is not None:
-            answer = f"{turn.user or '(the end)'}  ({turn.change:+d})"
-            lines.append(f"    user  [{turn.emotion:3}]  {answer}")
+            felt = f"{turn.emotion:3} ({turn.change:+d})"
+            lines.append(f"    user  [{felt:9}]  {turn.user or '(the end)'}")
     lines.append(fold(hidden_need))
     return "\n".join(lines) + "\n"
 
@@ -62,8 +62,8 @@ def print_summary(out):
     print(f"\nheld-out users, mean final emotion ({scale_of_run(config)}):")
     print_table({name: summary[name] for name in ("before", "after")})
     print_folded(
-        "success: dialogues that end at 100; failure: below 10; "
-        f"{summary['after']['malformed']:.1f} % end with a malformed reply."
+        "success: dialogues that end at 100; failure: below 10, as the "
+        f"{summary['after']['malformed']:.1f} % do that end with a malformed reply, at 0."
     )
     notice = scripted_notice(config["simulator"], config.get("reader"))
     if notice:

@@ -83,6 +83,7 @@ def show(args):
     if args.as_policy:
         agent = Friend()
         print(f"You are the policy: up to {args.max_turns} replies. An empty line ends the chat.")
+        print("The toy's user follows its own sentences only; python -m toy.world prints some.")
     else:
         seed = [args.seed, SEEDS["benchmark"], 0]  # of the first dialogue of evaluate.py
         agent = Friend(policy.make_agent(seed), "policy ")
@@ -99,7 +100,8 @@ def show(args):
 
     episode = asyncio.run(talk())
     scale = scale_in_words(settings["start"], settings["max_turns"])
-    print(f"ended by {episode.ended}, final emotion {episode.emotion} ({scale})")
+    ended = "you" if args.as_policy and episode.ended == "context" else episode.ended
+    print(f"ended by {ended}, final emotion {episode.emotion} ({scale})")
     print(fold(hidden_need(profile)))
     return 0
 
