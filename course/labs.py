@@ -1,4 +1,4 @@
-"""labs.py - eleven mistakes, made on purpose: healthy runs beside broken ones, one command and
+"""labs.py - twelve mistakes, made on purpose: healthy runs beside broken ones, one command and
 one picture each.
 
     python course/course.py lab                     what there is

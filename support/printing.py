@@ -62,8 +62,8 @@ def print_summary(out):
     print(f"\nheld-out users, mean final emotion ({scale_of_run(config)}):")
     print_table({name: summary[name] for name in ("before", "after")})
     print_folded(
-        "success: dialogues that end at 100; failure: below 10, as the "
-        f"{summary['after']['malformed']:.1f} % do that end with a malformed reply, at 0."
+        "success: dialogues that end at 100; failure: below 10, also at 0 after a malformed reply "
+        f"({summary['after']['malformed']:.1f} %)."
     )
     notice = scripted_notice(config["simulator"], config.get("reader"))
     if notice:
