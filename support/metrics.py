@@ -81,10 +81,12 @@ def zero_std_shares(episodes):
 
 def lost_needs(episodes, needs):
     """In the place of `zero_std_shares` for PPO, which compares no dialogues: "lost_groups" is the
-    share of the needs whose dialogues, at least eight, all have a reward below 0.2. (Of fewer
-    dialogues all may be low by chance.) needs: of the people of groups 0, 1, 2, ..."""
+    share of the needs whose dialogues all have a reward below 0.2. Only needs with eight dialogues or
+    more are counted, because fewer may all be low by chance: a step of 64 dialogues has eight of each
+    need. needs: of the people of groups 0, 1, 2, ...; "" if it has no name."""
     rewards_of = {}
     for episode in episodes:
         rewards_of.setdefault(needs[episode.group], []).append(episode.reward)
-    lost = [rewards for rewards in rewards_of.values() if len(rewards) >= 8 and max(rewards) < 0.2]
-    return {"zero_std_groups": None, "lost_groups": len(lost) / len(rewards_of)}
+    peaks = [max(some) for need, some in rewards_of.items() if need and len(some) >= 8]
+    share = np.mean([peak < 0.2 for peak in peaks]) if peaks else None
+    return {"zero_std_groups": None, "lost_groups": share}

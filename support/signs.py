@@ -217,9 +217,9 @@ WARNINGS = (
     (
         "lost need",
         need_is_lost,
-        "whole groups (PPO: all people with one need) fail alike, step after step, so nothing is "
-        "learned from them: the policy has lost a need; it may come back in some ten steps, or try "
-        "another --seed (docs/results.md)",
+        "all dialogues of a group (PPO: with a need) fail, step after step: the policy has lost one of "
+        "the users' needs. GRPO learns nothing from such a group, and the need may not come back; try "
+        "another --seed",
     ),
     (
         "lost format",

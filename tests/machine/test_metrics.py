@@ -4,7 +4,7 @@ be silent.
 
 The course has a lab for two of them: shared-seed and user-words."""
 
-from support.metrics import batch_metrics, zero_std_shares
+from support.metrics import batch_metrics, lost_needs, zero_std_shares
 from support.signs import REWARD_TALK, WARNINGS, signs, warnings_of, words_of
 
 import json
@@ -181,13 +181,16 @@ def test_groups_without_variance_by_hand():
 
 def test_a_need_that_ppo_has_lost_by_hand():
     """PPO compares no dialogues, so it is asked by needs: eight dialogues of one need, below 0.2 and
-    not equal, are a lost need; one of 0.2 among them, or only seven, are none."""
-    needs = ["praise", "listen", "advise", "praise"]
-    low = [(group, 0.01 * k) for group, count in ((0, 5), (3, 3), (1, 7)) for k in range(count)]
-    for more, lost in (([(2, 0.9)], 1 / 3), ([(2, 0.9), (3, 0.2)], 0)):
+    not equal, are a lost need; one of 0.2 among them is enough for none. Seven dialogues do not
+    count, and neither do people whose need has no name."""
+    needs = ["praise", "listen", "advise", "praise", ""]
+    counts = {0: 5, 3: 3, 1: 7, 4: 9}
+    low = [(group, 0.01 * k) for group in counts for k in range(counts[group])]
+    for more, lost in (([(2, 0.9)] * 8, 1 / 2), ([(3, 0.2)], 0), ([], 1)):
         episodes = [Episode("p", group, "", reward=reward) for group, reward in [*low, *more]]
         of_ppo = batch_metrics(episodes, needs, think=False, compares_groups=False)
         assert of_ppo["zero_std_groups"] is None and of_ppo["lost_groups"] == lost
+    assert lost_needs(episodes[:7], needs)["lost_groups"] is None
 
 
 def test_signs_by_hand():
