@@ -43,15 +43,15 @@ def dialogue_text(title, episode, hidden_need):
     lines = [
         f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, final emotion "
         f"{episode.emotion}",
-        f"    user  [{episode.start:3}      ]  {episode.first_line}",
+        f"    user  [{episode.start:3}] {'':5}  {episode.first_line}",
     ]
     for turn in episode.turns:
         if turn.thought:
             lines.append(f"    policy thinks  {turn.thought}")
         lines.append(f"    policy       {turn.reply}")
         if turn.emotion is not None:
-            felt = f"{turn.emotion:3} ({turn.change:+d})"
-            lines.append(f"    user  [{felt:9}]  {turn.user or '(the end)'}")
+            change = f"({turn.change:+d})"
+            lines.append(f"    user  [{turn.emotion:3}] {change:5}  {turn.user or '(the end)'}")
     lines.append(fold(hidden_need))
     return "\n".join(lines) + "\n"
 

@@ -9,7 +9,7 @@ few hundred words: "My sister forgot my birthday. I feel hurt.")
 
 from support.command_line import WIDTH, Parser, fold
 from support.errors import BadInput
-from support.model_names import scripted_notice
+from support.model_names import SCRIPTED, scripted_notice
 
 import asyncio
 import secrets
@@ -83,7 +83,8 @@ def show(args):
     if args.as_policy:
         agent = Friend()
         print(f"You are the policy: up to {args.max_turns} replies. An empty line ends the chat.")
-        print("The toy's user follows its own sentences only; python -m toy.world prints some.")
+        if settings["simulator"] in SCRIPTED:
+            print("The user follows sentences of the toy only; python -m toy.world prints some.")
     else:
         seed = [args.seed, SEEDS["benchmark"], 0]  # of the first dialogue of evaluate.py
         agent = Friend(policy.make_agent(seed), "policy ")
