@@ -36,7 +36,12 @@ SIGNS = {
 # (title, unit, {column of metrics.jsonl: its name beside others}, how to read it)
 PANELS = (
     ("Final emotion", "0 to 100", {"emotion": ""}, "Where a dialogue ends."),
-    ("How dialogues end", "%", ENDS, "Success should climb, failure should fall."),
+    (
+        "How dialogues end",
+        "%",
+        ENDS,
+        "Success should climb, failure should fall. Malformed is part of failure.",
+    ),
     ("Zero-std groups", "share", {"zero_std_groups": ""}, "All rewards equal: no signal in GRPO."),
     (
         "Length of a reply",
@@ -89,8 +94,11 @@ def draw_panel(axis, curves, rows, evaluations):
         at, scores, errors = (column(evaluations, key) for key in ("step", "score", "stderr"))
         axis.errorbar(at, scores, np.nan_to_num(errors), fmt="ko", markersize=4)
     axis.axhline(0, linewidth=0)  # so that every panel begins at 0
-    if len(curves) > 1:
-        axis.legend()
+    if len(curves) > 1:  # below the panel, where it covers no curve
+        narrow = {"fontsize": 7, "handlelength": 1.5, "handletextpad": 0.4, "columnspacing": 0.8}
+        axis.legend(
+            loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, frameon=False, **narrow
+        )
 
 
 def draw_curves(out, rows, evaluations):

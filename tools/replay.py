@@ -71,9 +71,9 @@ def replay_file(args):
     if (reader or name not in SCRIPTED) and not is_replay:
         log = open_call_log("results/replay-calls.jsonl")
     how = {"temperature": args.simulator_temperature, "log": log, "reader": reader}
-    users, wordings, reading = {}, {"": None}, READING
-    for level in args.difficulty or [recorded["difficulty"]]:
-        users[level] = make_simulator(name, args.lang, level, **how)
+    levels = {level: level for level in args.difficulty or []} or {"now": recorded["difficulty"]}
+    users = {row: make_simulator(name, args.lang, level, **how) for row, level in levels.items()}
+    wordings, reading = {"": None}, READING
     if not is_replay:
         wordings[""] = [[turn["reply"] for turn in row["turns"]] for row in rows]
     if args.paraphrase:
@@ -132,16 +132,16 @@ async def replay_all(rows, model, people, texts=None):
 
 
 async def hear_all(rows, users, wordings, people):
-    """What was felt in the dialogues of `rows`: as recorded, and by each of `users`, {difficulty:
+    """What was felt in the dialogues of `rows`: as recorded, and by each of `users`, {name:
     Simulator}, who hears each of the wordings, {name: texts as in `replay_all`}. Without texts a
     dialogue is heard whole, otherwise each reply by itself. Returns {name: [rows][turns]}."""
     heard = {"as recorded": []}
     for row in rows:
         pairs = [(turn["emotion"], turn["change"]) for turn in row["turns"]]
         heard["as recorded"].append([pair for pair in pairs if None not in pair])
-    for level, model in users.items():
+    for name, model in users.items():
         for wording, texts in wordings.items():
-            heard[level + wording] = await replay_all(rows, model, people, texts)
+            heard[name + wording] = await replay_all(rows, model, people, texts)
     return heard
 
 

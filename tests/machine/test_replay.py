@@ -163,6 +163,6 @@ def test_other_words_are_put_to_the_same_user(good, tmp_path):
     flags = "--paraphrase", "--simulator", f"openai:scripted@{user.url}", *judging.at(judge)
     code, result = judging.run("replay", judging.sage(tmp_path), *flags)
     assert code == 0
-    assert result["replies"]["vanilla, reworded"] == [0, 0, 0, 9, 5] and user.calls == 6 + 4
-    moved, n = judging.run("replay", good, "--paraphrase")[1]["replies"]["vanilla, reworded"][3:]
+    assert result["replies"]["now, reworded"] == [0, 0, 0, 9, 5] and user.calls == 6 + 4
+    moved, n = judging.run("replay", good, "--paraphrase")[1]["replies"]["now, reworded"][3:]
     assert n == 64 and 0 < moved < 4  # the scripted judge keeps the kind
