@@ -70,6 +70,11 @@ STYLE = {
     "font.size": 8,
     "axes.grid": True,
     "grid.alpha": 0.3,
+    "legend.frameon": False,  # and small: a legend is as wide as its panel
+    "legend.fontsize": 7,
+    "legend.handlelength": 1.5,
+    "legend.handletextpad": 0.4,
+    "legend.columnspacing": 0.8,
 }
 LEGEND = (
     "Over the training steps. Thick: the mean of the last five; thin: single steps. Points: "
@@ -95,10 +100,7 @@ def draw_panel(axis, curves, rows, evaluations):
         axis.errorbar(at, scores, np.nan_to_num(errors), fmt="ko", markersize=4)
     axis.axhline(0, linewidth=0)  # so that every panel begins at 0
     if len(curves) > 1:  # below the panel, where it covers no curve
-        narrow = {"fontsize": 7, "handlelength": 1.5, "handletextpad": 0.4, "columnspacing": 0.8}
-        axis.legend(
-            loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3, frameon=False, **narrow
-        )
+        axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
 
 
 def draw_curves(out, rows, evaluations):

@@ -71,8 +71,11 @@ def replay_file(args):
     if (reader or name not in SCRIPTED) and not is_replay:
         log = open_call_log("results/replay-calls.jsonl")
     how = {"temperature": args.simulator_temperature, "log": log, "reader": reader}
-    levels = {level: level for level in args.difficulty or []} or {"now": recorded["difficulty"]}
-    users = {row: make_simulator(name, args.lang, level, **how) for row, level in levels.items()}
+    labels = args.difficulty or ["now"]
+    levels = args.difficulty or [recorded["difficulty"]]
+    users = {
+        label: make_simulator(name, args.lang, level, **how) for label, level in zip(labels, levels)
+    }
     wordings, reading = {"": None}, READING
     if not is_replay:
         wordings[""] = [[turn["reply"] for turn in row["turns"]] for row in rows]
