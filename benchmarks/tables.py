@@ -475,16 +475,13 @@ def table_small(measured):
     if not lines:
         return ""
     rows = []
-    columns = list(lines[0]["before_and_after"])
     for line in lines:
-        pairs = [line["before_and_after"].get(column) for column in columns]
-        cells = [f"{pair[0]:.3g} to {pair[1]:.3g}" if pair else "" for pair in pairs]
+        pairs = line["before_and_after"].values()
+        cells = [f"{before:.3g} to {after:.3g}" for before, after in pairs]
         rows.append([line["name"].removeprefix("small-"), *cells, f"{line['seconds'] / 60:.0f}"])
+    columns = list(lines[0]["before_and_after"])
     grpo = [line["before_and_after"] for line in seeds_of(measured, "small-grpo")]
-    gains = []
-    for column in columns[:2]:
-        pairs = [pairs[column] for pairs in grpo if column in pairs]
-        gains.append(interval([after - before for before, after in pairs]))
+    gains = [interval([pairs[name][1] - pairs[name][0] for pairs in grpo]) for name in columns[:2]]
     mean = ["grpo, gain", *gains, *[""] * (len(columns) - 1)]
     return markdown(["", *columns, "minutes"], [*rows, mean])
 
