@@ -13,7 +13,7 @@ shift $(($# < 2 ? $# : 2))
 toy=(--simulator toy)
 reader=("${toy[@]}" --reader "local:${READER:-Qwen/Qwen2.5-Coder-1.5B-Instruct}")
 
-# The reader takes a second for a reply on two cores. So dialogues, batches and the runs' own evaluations are smaller
+# On two cores the reader takes seconds for a reply. So dialogues, batches and the runs' own evaluations are smaller
 # than usual, and the rate is higher; it was chosen with seed 100 and the toy alone. ("${!flags}" is the array above
 # whose name is in flags.)
 for seed in $seeds; do
