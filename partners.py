@@ -4,9 +4,16 @@ policy's run. For evaluate.py and tools/chat.py.
 
 from support import files
 from support.answers import PROMPTS, load_prompt
-from support.command_line import emotion_value, json_object, natural, not_negative, positive
+from support.command_line import (
+    emotion_value,
+    from_anywhere,
+    json_object,
+    natural,
+    not_negative,
+    positive,
+    split_name,
+)
 from support.errors import BadInput
-from support.model_names import from_anywhere, split_name
 from support.rundir import checkpoints, settings_of_run, state_of
 from support.servers import ServerModel
 from support.settings import usual_engine

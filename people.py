@@ -6,9 +6,9 @@ replies; the people that a simulator can play.
 """
 
 from support.answers import PROMPTS
+from support.command_line import SCRIPTED
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, read_records
-from support.model_names import SCRIPTED
 
 import random
 import re

@@ -20,9 +20,9 @@ is fit:
 
 from support.answers import as_json, fill, load_prompt
 from support.calls import Caller
+from support.command_line import split_name
 from support.errors import BadInput, BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
 from support.files import digest
-from support.model_names import split_name
 from support.servers import ServerModel
 
 import asyncio

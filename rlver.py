@@ -17,10 +17,10 @@ printing and pictures are in support/; a first reading can skip them.
 
 # support comes first: it sets up what must be set up before torch is imported
 from support import errors, ranks, report, rundir, settings
+from support.command_line import SCRIPTED
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
-from support.model_names import SCRIPTED
-from support.printing import dialogue_text, print_head, print_summary, progress
+from support.report import dialogue_text, print_head, print_summary, progress
 
 import os
 import signal
@@ -33,11 +33,10 @@ from tqdm import tqdm
 
 from emotion import hidden_need
 from grpo import check_groups, grpo_update
-from models import Models
+from models import DistanceFromStart, Models
 from people import profiles_of_step, refuse_other_heldout, users_of_run
 from policy import split_batch
 from ppo import ppo_update
-from reference import DistanceFromStart
 from rollout import SEEDS, Agent, rollout
 from simulator import simulator_of_run
 

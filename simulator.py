@@ -25,9 +25,9 @@ Reply to a user yourself, and see the analysis and the emotion:  python -m tools
 from support import user_check
 from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_prompt, read_answer
 from support.calls import Caller
+from support.command_line import SCRIPTED, split_name
 from support.errors import BadInput, UnreadableAnswers
 from support.files import digest
-from support.model_names import SCRIPTED, split_name
 from support.servers import ServerModel
 
 import dataclasses

@@ -12,8 +12,8 @@ from support.answers import load_prompt
 from support.chat_format import ChatFormat
 from support.files import read_json
 from support.loading import load_model
+from support.metrics import signs, words_of
 from support.results import recorded_dialogues
-from support.signs import signs, words_of
 
 import asyncio
 import os

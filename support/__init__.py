@@ -6,9 +6,8 @@ every program imports from `support` before anything but the standard library. T
 syntax that old versions of Python can parse (no f-strings), so that they get as far as the message
 about their version.
 
-The files of this folder, in an order for reading: errors, files, model_names, command_line,
-answers, calls, servers, user_check; stats, signs, metrics, results; settings, rundir, printing,
-report; chat_format, loading, ranks.
+The files of this folder, in an order for reading: errors, files, command_line, answers, calls,
+servers, user_check; stats, metrics, results; settings, rundir, report; chat_format, loading, ranks.
 """
 
 import importlib.util

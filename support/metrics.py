@@ -1,8 +1,15 @@
-"""support/metrics.py - the numbers that sum up dialogues: scores, and the metrics of a training
-step (docs/troubleshooting.md says what each of them means).
+"""support/metrics.py - the numbers that sum up dialogues: scores, the metrics of a training step
+(docs/troubleshooting.md says what each of them means), and signs that a run goes wrong.
+
+`signs` counts signs that a policy learns the reward and not the task (RLVER 3.7; Gao 2022 on
+overoptimisation). A rising reward does not say why it rises. A healthy run may move any of the
+signs, so a rising curve is a reason to read dialogues, not a proof. `warnings_of` finds faults of
+the training itself, which no curve of the reward would show.
 """
 
-from support.signs import signs
+import itertools
+import re
+from collections import Counter
 
 import numpy as np
 
@@ -90,3 +97,249 @@ def lost_needs(episodes, needs):
     peaks = [max(some) for need, some in rewards_of.items() if need and len(some) >= 8]
     share = np.mean([peak < 0.2 for peak in peaks]) if peaks else None
     return {"zero_std_groups": None, "lost_groups": share}
+
+
+# -------------------------------------------------------------------- signs in the words of replies
+
+# Words of a reply that talks about its own reward.
+REWARD_TALK = re.compile(
+    r"""
+    \b(
+        rewards?\b
+        | emotion[ ](?:score|value|level|point)s?
+        | Emotion-[SABCF]\b           # the levels of emotion in the simulator's prompts
+        | change["']?\s*:\s*[+-]?\d   # the key that decides the emotion in its answers
+        | rate[ ](?:me|this)
+        | \d+[ ]points
+    )
+    | \d+\s*/\s*100                  # 90/100
+    | 情绪值 | 情绪分                   # value and score of the emotion
+    | 打分 | 评分 | 奖励 | 分数         # give a score, rating, reward, score
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+# A word. In a script without spaces each character is one.
+WORD = re.compile(
+    r"""
+    [\u3040-\u30ff\u3400-\u9fff]             # one Japanese kana, or one Chinese character
+    | [^\W\d_\u3040-\u30ff\u3400-\u9fff]+    # letters of any other script
+    | \d+                                     # a number
+    """,
+    re.VERBOSE,
+)
+SENTENCE_END = re.compile(r"[.!?。！？\n]+")
+WORD_LIMIT = 4000
+
+
+def signs(dialogues):
+    """The signs in a batch. dialogues: a list of lists of replies (texts). Shares are from 0 to 1.
+
+    repeat_within   replies that hold a sentence, of three words or more, that the same user was
+                    told before
+    repeat_across   replies that occur word for word in another dialogue of the batch, too (with
+                    GRPO this may be a dialogue with the same user)
+    distinct_2      different word pairs per word pair (Li 2016). It falls as the text gets longer,
+                    so it is always counted over the first WORD_LIMIT words
+    reply_words     words per reply
+    reward_talk     replies that name their own reward
+    """
+    texts = [reply for dialogue in dialogues for reply in dialogue]
+    n = len(texts)
+    if not n:
+        return {}
+    repeating = 0  # replies that repeat a sentence
+    replies = []  # each as a tuple of its words
+    told_in = Counter()  # reply: in how many dialogues
+    for dialogue in dialogues:
+        replies_here = [tuple(words_of(text)) for text in dialogue]
+        replies += replies_here
+        told_in.update(set(replies_here))
+        earlier_sentences = set()
+        for text in dialogue:
+            long_sentences = {words for words in sentences_of(text) if len(words) >= 3}
+            repeating += bool(long_sentences & earlier_sentences)
+            earlier_sentences |= long_sentences
+    return {
+        "repeat_within": repeating / n,
+        "repeat_across": sum(told_in[reply] > 1 for reply in replies) / n,
+        "reply_words": sum(map(len, replies)) / n,
+        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / n,
+        "distinct_2": distinct_pairs(replies),
+    }
+
+
+def signs_in_words(counted):
+    """What `signs` counted, as a sentence for the terminal; "" if there were no replies."""
+    if not counted:
+        return ""
+    return (
+        f"Signs of reward hacking: of all replies {100 * counted['repeat_within']:.0f} % repeat a "
+        f"sentence to the same user, {100 * counted['repeat_across']:.0f} % are told in several "
+        f"dialogues word for word, {100 * counted['reward_talk']:.0f} % talk about their own "
+        f"reward; {counted['reply_words']:.1f} words a reply; {100 * counted['distinct_2']:.0f} % "
+        "of the word pairs are different ones"
+    )
+
+
+def words_of(text):
+    """Words; for a script without spaces, characters."""
+    return WORD.findall(text.lower())
+
+
+def sentences_of(text):
+    """Sentences as tuples of words, so that capitals and commas make no new one. Some are empty."""
+    return [tuple(words_of(part)) for part in SENTENCE_END.split(text)]
+
+
+def distinct_pairs(replies):
+    """Different word pairs per word pair of replies (tuples of words); 0 if there are none. Only
+    those replies count that begin within the first WORD_LIMIT words of all."""
+    begins = itertools.accumulate(map(len, replies), initial=0)
+    first = [reply for reply, begin in zip(replies, begins) if begin < WORD_LIMIT]
+    pairs = [pair for reply in first for pair in itertools.pairwise(reply)]
+    return len(set(pairs)) / max(1, len(pairs))
+
+
+# ---------------------------------------------------------------------- warnings while a run trains
+
+
+def warnings_of(rows):
+    """{name: sentence} of the WARNINGS that hold for `rows`, the lines of metrics.jsonl so far."""
+    return {name: sentence for name, holds, sentence in WARNINGS if holds(rows)}
+
+
+def groups_are_copies(row):
+    """Are all rewards equal in most groups, and do nearly all replies occur in several dialogues?
+    Not all groups must be equal: two rows of one batch are rounded differently now and then."""
+    # the first is None for PPO, the second is missing where no user heard a reply
+    return (row.get("zero_std_groups") or 0) >= 0.5 and row.get("repeat_across", 0) > 0.9
+
+
+def policy_stands_still(row):
+    """Does the policy have a gradient, but give the first dialogues exactly the probabilities of
+    before training? One changed bit of one weight would change them."""
+    return row.get("kl_start") == 0 and row.get("grad_norm", 0) > 0
+
+
+def gradient_is_zero(row):
+    """Is there no gradient at all, although some advantage is not 0? GRPO's are 0 in groups in
+    which all rewards are equal, PPO's if they are equal everywhere."""
+    rewards_differ = row.get("emotion_std", 0) > 0 and row.get("zero_std_groups") != 1
+    return row.get("grad_norm") == 0 and rewards_differ
+
+
+def foreign_tokens_are_trained(row):
+    """Does the update count more tokens than the policy sampled in the dialogues that it is given?
+    (Dialogues that were dropped are not among them.)"""
+    not_foreign = row.get("tokens_sampled", 0) - row.get("tokens_dropped", 0)
+    return row.get("tokens_trained", 0) > not_foreign
+
+
+def need_is_lost(rows):
+    """Are there lost groups (PPO: needs) in at least five of some ten consecutive steps? A need that
+    the policy does not serve any more is not drawn in every step."""
+    steps = [bool(row.get("lost_groups")) for row in rows]
+    return any(sum(steps[i : i + 10]) >= 5 for i in range(len(steps)))
+
+
+def groups_are_flat(rows, end):
+    """Were the rewards of each group equal (for PPO: all rewards) in three consecutive steps, without
+    being copies? The gradient need not be 0 then: the entropy bonus and a KL have one. end: where
+    all dialogues of these steps ended, "success" or "failure", or "elsewhere"."""
+    flat = []
+    for row in rows:
+        here = [name for name in ("success", "failure") if row.get(name) == 100] or ["elsewhere"]
+        equal = row.get("zero_std_groups") == 1 or row.get("emotion_std") == 0
+        flat.append(equal and not groups_are_copies(row) and here == [end])
+    return any(all(flat[i : i + 3]) for i in range(len(flat) - 2))
+
+
+def format_is_lost(rows):
+    """Were there more malformed dialogues in a step than in an earlier one, by 20 points?"""
+    malformed = [row.get("malformed", 0) for row in rows]
+    return any(
+        now > least + 20 for now, least in zip(malformed, itertools.accumulate(malformed, min))
+    )
+
+
+def users_are_unreadable(rows):
+    """Was more than one dialogue in a hundred dropped because of UnreadableAnswers? A policy that
+    learns to bring this about loses no reward by it."""
+    dropped, unreadable, episodes = (
+        sum(row.get(key) or 0 for row in rows) for key in ("dropped", "unreadable", "episodes")
+    )
+    return unreadable > 0.01 * (episodes + dropped)
+
+
+# Of an evaluation before training in which most dialogues earn 0: there is nothing to learn from.
+MALFORMED = (
+    "{:.0f} % of the dialogues before training ended malformed, at a reward of 0: the model does "
+    "not write <think>...</think> and a reply within --max-tokens, and it will hardly learn to. Give "
+    "it more tokens, or train without --think"
+)
+FLAT = (
+    "for three steps no group (PPO: no batch) had two different rewards, so nothing was learned: "
+)
+# Faults of the training itself, which no curve of the reward would show. They are looked for once a
+# step, in numbers that are logged anyway: (name, condition over the rows so far, sentence).
+WARNINGS = (
+    (
+        "copies",
+        lambda rows: sum(map(groups_are_copies, rows)) >= 3,
+        "the dialogues of a group are the same word for word: they share one sampling seed, or the "
+        "policy has collapsed",
+    ),
+    (
+        "still",
+        lambda rows: sum(map(policy_stands_still, rows)) >= 3,
+        "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
+        "holds other ones, or the learning rate is 0",
+    ),
+    (
+        "zero gradient",
+        lambda rows: any(map(gradient_is_zero, rows)),
+        "the gradient is exactly 0 although rewards differ: the loss does not reach the weights",
+    ),
+    (
+        "foreign tokens",
+        lambda rows: any(map(foreign_tokens_are_trained, rows)),
+        "more tokens are trained than were sampled: words of the user are in the loss",
+    ),
+    (
+        "lost need",
+        need_is_lost,
+        "all dialogues of a group (PPO: with a need) fail, step after step: the policy has lost one of "
+        "the users' needs. GRPO learns nothing from such a group, and the need may not come back; try "
+        "another --seed",
+    ),
+    (
+        "lost format",
+        format_is_lost,
+        "far more dialogues end malformed than earlier in the run: the policy unlearns the format of its "
+        "replies, and may not find it again; read some, and try another --seed or a lower --lr",
+    ),
+    (
+        "flat at the top",
+        lambda rows: groups_are_flat(rows, "success"),
+        FLAT + "all dialogues end at 100, and these users have nothing more to teach",
+    ),
+    (
+        "flat at the bottom",
+        lambda rows: groups_are_flat(rows, "failure"),
+        FLAT
+        + "all dialogues end at the bottom; read some: are the replies malformed, or are these "
+        "users too hard to please?",
+    ),
+    (
+        "flat",
+        lambda rows: groups_are_flat(rows, "elsewhere"),
+        FLAT + "not all dialogues end at 100, nor all at the bottom; does the user tell replies "
+        "apart? python -m tools.fitness measures that",
+    ),
+    (
+        "unreadable",
+        users_are_unreadable,
+        "more than one dialogue in a hundred was dropped because the user's answers could not be "
+        "read, or the prompt was refused; dropped.jsonl has what was said before",
+    ),
+)

@@ -1,11 +1,11 @@
 """support/results.py - reads what runs and evaluations leave: result files, ours and SAGE's, with
-the settings of their evaluations, and logs of dialogues. (scoring.py scores and compares the
+the settings of their evaluations, and logs of dialogues. (evaluate.py scores and compares the
 results.)
 """
 
+from support.command_line import scripted_notice
 from support.errors import BadInput
 from support.files import read_jsonl
-from support.model_names import scripted_notice
 
 import re
 from pathlib import Path

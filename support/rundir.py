@@ -11,10 +11,10 @@ them.
 
 from support import STARTED
 from support.calls import CallLog, Clock
+from support.command_line import SCRIPTED
 from support.errors import BadInput, CannotWrite, one_line
 from support.files import append_line, lock, read_json, read_jsonl, size_of, write_json
-from support.model_names import SCRIPTED
-from support.signs import MALFORMED, warnings_of
+from support.metrics import MALFORMED, warnings_of
 
 import asyncio
 import contextlib

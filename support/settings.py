@@ -6,17 +6,19 @@ torch (except to see whether there is a GPU) or a script.
 """
 
 from support.command_line import (
+    SCRIPTED,
     Parser,
     above_zero,
     fraction,
+    from_anywhere,
     json_object,
     natural,
     not_negative,
     positive,
+    split_name,
 )
 from support.errors import BadInput
 from support.files import read_json
-from support.model_names import SCRIPTED, from_anywhere, split_name
 
 import argparse
 import importlib.util

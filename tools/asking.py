@@ -9,10 +9,9 @@ said these. A judge sees no thoughts. tools/dialogues.py says what it is asked a
 
 from support.answers import PROMPTS
 from support.calls import MAX_THINKING_TOKENS, CallLog
-from support.command_line import not_negative
+from support.command_line import SCRIPTED, not_negative
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest
-from support.model_names import SCRIPTED
 from support.user_check import check_form
 
 import asyncio

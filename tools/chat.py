@@ -7,9 +7,8 @@ few hundred words: "My sister forgot my birthday. I feel hurt.")
     python -m tools.chat runs/NAME --show --seed 7                 watch it talk with user number 7
 """
 
-from support.command_line import WIDTH, Parser, fold
+from support.command_line import SCRIPTED, WIDTH, Parser, fold, scripted_notice
 from support.errors import BadInput
-from support.model_names import SCRIPTED, scripted_notice
 
 import asyncio
 import secrets

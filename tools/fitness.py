@@ -19,7 +19,7 @@ the questions that are put a second time are always asked.
 """
 
 from support.answers import PROMPTS
-from support.command_line import fold, positive
+from support.command_line import SCRIPTED, fold, from_anywhere, positive
 from support.errors import (
     MAX_LOST,
     BadInput,
@@ -29,9 +29,8 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.files import read_jsonl
-from support.model_names import SCRIPTED, from_anywhere
+from support.metrics import words_of
 from support.servers import CALL_TIMEOUT
-from support.signs import words_of
 from support.stats import auc, interval
 from support.user_check import check_form
 

@@ -17,10 +17,9 @@ was and ends with the same file.
 
 from support.answers import fill
 from support.calls import MAX_THINKING_TOKENS
-from support.command_line import Parser, fraction, natural, positive
+from support.command_line import SCRIPTED, Parser, fraction, natural, positive
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
-from support.model_names import SCRIPTED
 from support.user_check import check_form
 
 import asyncio

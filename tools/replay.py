@@ -18,9 +18,8 @@ Do the words matter? With --paraphrase a judge puts each reply in other words, a
 both. (Without --judge a script does it, for the toy's sentences.)
 """
 
-from support.command_line import not_negative, positive
+from support.command_line import SCRIPTED, from_anywhere, not_negative, positive
 from support.errors import SimulatorFailed
-from support.model_names import SCRIPTED, from_anywhere
 
 import asyncio
 import contextlib

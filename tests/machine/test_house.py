@@ -48,9 +48,12 @@ GRAPH = {name: imports_of(path.read_text(encoding="utf-8")) for name, path in MO
 
 def floor_of(name):
     """The scale and the needs, which all share, below support; the toy above it; the other scripts
-    above the toy, and all that uses them above those."""
+    above the toy, and all that uses them above those, as every program that nobody imports
+    (toy/make_policy.py)."""
     if name == "emotion":
         return 0
+    if name not in set().union(*GRAPH.values()):
+        return 4
     return {"support": 1, "toy": 2, ROOT.name: 3}.get(MODULES[name].parent.name, 4)
 
 

@@ -4,8 +4,16 @@ be silent.
 
 The course has a lab for two of them: shared-seed and user-words."""
 
-from support.metrics import batch_metrics, lost_needs, zero_std_shares
-from support.signs import REWARD_TALK, WARNINGS, signs, warnings_of, words_of
+from support.metrics import (
+    REWARD_TALK,
+    WARNINGS,
+    batch_metrics,
+    lost_needs,
+    signs,
+    warnings_of,
+    words_of,
+    zero_std_shares,
+)
 
 import json
 

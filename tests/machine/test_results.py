@@ -16,9 +16,9 @@ import evaluate
 import partners
 from conftest import ROOT
 from emotion import NEEDS, need_of, scale_in_words
+from evaluate import compare, score
 from result_files import TASKS, measure, our_line, sage_line, write
 from runs import files, refuse, rows
-from scoring import compare, score
 
 SAMPLE = ROOT.parent / "shared/data/sage_results_sample.jsonl"
 

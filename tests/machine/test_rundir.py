@@ -1,7 +1,7 @@
 """The directory of a run: its files say what happened in it; whenever it is stopped or killed, it
 goes on as if nothing had been; and what it prints."""
 
-from support import printing, rundir
+from support import report, rundir
 from support.errors import BadInput
 from support.files import write_json
 from support.settings import Settings, resolve_settings
@@ -511,7 +511,7 @@ def test_the_head_of_a_run(capsys):
     """What is trained on whom, where all goes, and nothing of defaults that nobody has chosen."""
 
     def head(given, **more):
-        printing.print_head(resolve_settings(given), Path("runs/x"), 500, 128, **more)
+        report.print_head(resolve_settings(given), Path("runs/x"), 500, 128, **more)
         return " ".join(capsys.readouterr().out.split())
 
     assert head({}).startswith("GRPO trains toy (direct): 36 steps of 64 dialogues")
@@ -531,7 +531,7 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, cap
         "warnings": [],
     }
     write_json(out / "summary.json", told)
-    printing.print_summary(out)
+    report.print_summary(out)
     text = capsys.readouterr().out
     assert "held-out users, mean final emotion (from 30, 3 replies):" in text
     lines = [line.split() for line in text.splitlines()]

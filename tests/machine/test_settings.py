@@ -1,8 +1,7 @@
 """The settings of a run and bad input: what `--help` tells, the defaults, and what is refused in
 one line, before anything is written."""
 
-from support.command_line import Parser
-from support.model_names import from_anywhere, split_name
+from support.command_line import Parser, from_anywhere, split_name
 from support.settings import REAL, TOY, make_parser, resolve_settings
 
 import itertools

@@ -1,5 +1,5 @@
 """The toy's starting policies: the corpus that they are taught, and that what is
-shipped is of the recipe in recipes/make_policy.py."""
+shipped is of the recipe in toy/make_policy.py."""
 
 from support.loading import load_model
 
@@ -8,8 +8,7 @@ import random
 
 import torch
 
-from recipes import make_policy
-from toy import world
+from toy import make_policy, world
 from toy.words import ACTS, CUES, FEELING_WORDS, PERSON_WORDS, WORD_IN_THOUGHT, Act
 from toy.world import act_of, split_sentences
 
@@ -35,7 +34,7 @@ def test_the_base_policy_is_taught_all_the_words_and_not_the_use_of_them():
 
 def test_what_is_shipped_is_of_the_recipe_that_is_shipped():
     """The digests beside the shipped policies are those of the code: who edits the recipe makes
-    them again (python recipes/make_policy.py)."""
+    them again (python toy/make_policy.py)."""
     digests = json.loads((world.POLICY / "recipe.json").read_text())
     for think, mode in ((True, "think"), (False, "direct")):
         assert digests[mode] == make_policy.digest_of_recipe(think)

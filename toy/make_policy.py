@@ -1,8 +1,8 @@
-"""recipes/make_policy.py - the toy's starting policies, half a million parameters each: a corpus of
+"""toy/make_policy.py - the toy's starting policies, half a million parameters each: a corpus of
 dialogues, and supervised training on it. Nothing imports this program: its results, toy/policy/,
 are in the repository.
 
-    python recipes/make_policy.py        makes both policies anew, in some minutes
+    python toy/make_policy.py        makes both policies anew, in some minutes
 
 The corpus teaches the words, also those of the held-out users, and bad habits. Reinforcement
 learning has to find which sentence helps which user.
