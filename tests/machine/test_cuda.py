@@ -45,14 +45,7 @@ def test_the_device_refuses_what_cuda_refuses(device):
     a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3, 2)
     there = a.to(device)
     assert torch.equal((there @ b.to(device)).cpu(), a @ b)
-    assert torch.zeros(2, device=device).device == there.device == device
-    assert (there * torch.tensor(2.0))[1, 2].item() == 10  # one number may stay
-    for wrong in (
-        lambda: there @ b,
-        lambda: there[torch.tensor([0, 1])],
-        lambda: torch.cat([there, a]),
-        lambda: there.add_(a),
-    ):
+    for wrong in (lambda: there @ b, lambda: there[torch.tensor([0, 1])]):
         with pytest.raises(AssertionError, match="on the CPU"):
             wrong()
     with pytest.raises(RuntimeError, match="dtype"):

@@ -37,27 +37,20 @@ def told_in(place):
 # --------------------------------------------------------------------------------- the result file
 
 
-@pytest.mark.parametrize("text", ["notes", '{"a": 1}', "one\ntwo", '[{"id": 1}]\nx'])
-def test_a_file_of_somebody_elses_is_left_as_it_is(text, tmp_path, capsys):
-    """Its last line was cut off before anybody looked at it, as if it were half of ours."""
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        *[(text, "holds no results") for text in ("notes", '{"a": 1}', '[{"id": 1}]\nx')],
+        ('{"id": "p1", "emo_point": 50, "history": []}', "holds other results"),  # SAGE's
+    ],
+)
+def test_a_file_of_somebody_elses_is_left_as_it_is(text, told, tmp_path, capsys):
+    """Its last line was cut off before anybody looked at it, as if it were half of ours. SAGE's
+    files begin as ours do, and their last line may be whole without a newline behind it."""
     path = tmp_path / "notes.txt"
     path.write_text(text)
     assert measure("--policy", "toy", "--limit", 1, "--out", path) == 2
-    assert "holds no results" in capsys.readouterr().err and path.read_text() == text
-
-
-def test_a_result_file_of_somebody_elses_is_left_as_it_is(tmp_path, capsys):
-    """SAGE's begin as ours do, and its last line may be whole without a newline behind it."""
-    path = tmp_path / "sage.jsonl"
-    path.write_text('{"id": "p1", "emo_point": 50, "history": []}')
-    text = path.read_text()
-    assert measure("--policy", "toy", "--limit", 1, "--out", path) == 2
-    assert "holds other results" in capsys.readouterr().err and path.read_text() == text
-
-
-def test_a_policy_that_is_no_run_has_no_start(capsys):
-    assert measure("--before-after", "--policy", "toy") == 2
-    assert "--before-after: toy is no run" in capsys.readouterr().err
+    assert told in capsys.readouterr().err and path.read_text() == text
 
 
 def test_the_benchmark_in_sages_format(results):
@@ -154,6 +147,7 @@ def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
         "--score a --compare b c",
         "--before-after --step 0",
         "--before-after --out x.jsonl",
+        "--before-after --policy toy",  # no run, so it has no start
         "--policy toy --world chit-chat --profiles prompts/profiles/en_test.jsonl",
     ],
 )
