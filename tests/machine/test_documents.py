@@ -2,6 +2,7 @@
 
 from support.settings import RESUMABLE
 
+import ast
 import importlib
 import json
 import re
