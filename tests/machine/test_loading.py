@@ -161,7 +161,6 @@ def test_a_bad_model_directory_is_one_line_for_the_user(harm, told, tiny_dir, tm
     "family, settings, told",
     [
         ("qwen2", dict(use_sliding_window=True, max_window_layers=1), "sliding_attention"),
-        ("gemma3_text", dict(head_dim=16), "sliding_attention"),
         ("mistral", dict(sliding_window=8), "sliding window of 8 tokens"),
         ("mistral", dict(sliding_window=None), None),
         # as in Qwen2.5's config.json
@@ -170,7 +169,6 @@ def test_a_bad_model_directory_is_one_line_for_the_user(harm, told, tiny_dir, tm
         ("granite", dict(logits_scaling=4.0, initializer_range=0.2), "not those of its output"),
         ("gemma3", dict(text_config=dict(**SIZES, head_dim=16, vocab_size=400)), "sliding_attent"),
         ("phi3", LONGROPE, "who shares the batch"),
-        ("phi3", dict(rope_parameters=None, pad_token_id=0), None),
     ],
 )
 def test_a_model_that_this_code_would_get_wrong_is_refused(
