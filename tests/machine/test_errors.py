@@ -41,19 +41,15 @@ def stopped(capfd, code):
     return line
 
 
-@pytest.mark.parametrize(
-    "forgotten", ["embed_tokens|lm_head", pytest.param(r"model\.norm", marks=pytest.mark.slow)]
-)
-def test_weights_that_did_not_reach_the_engine_stop_the_run(
-    forgotten, tiny_dir, tmp_path, monkeypatch, capfd
-):
+def test_weights_that_did_not_reach_the_engine_stop_the_run(tiny_dir, tmp_path, monkeypatch, capfd):
     """Defect 27: "step 1 normal, from step 2 pure gibberish". A sync that misses one tensor (the
     tied output layer is the usual one) raises no error anywhere; only comparing log-probs
     shows it."""
     load = TorchEngine.load_weights
 
     def load_most(self, named):
-        load(self, [(name, value) for name, value in named if not re.search(forgotten, name)])
+        tied = ("model.embed_tokens.weight", "lm_head.weight")
+        load(self, [(name, value) for name, value in named if name not in tied])
 
     monkeypatch.setattr(TorchEngine, "load_weights", load_most)
     line = stopped(capfd, go(tiny_dir, tmp_path / "out", "--warmup", 0))
