@@ -100,15 +100,6 @@ def test_an_analysis_is_the_same_of_our_file_and_of_sages(good, tmp_path):
 # ------------------------------------------------------------------------------------------- asking
 
 
-def test_what_is_never_read_is_missing_and_counted(good):
-    """Not 0, not 3: one dialogue of eight is left out of the mean, and told."""
-    lost = rows_of(good)[0]["history"][0]["content"]
-    model = Model(lambda prompt: "no" if lost in prompt else ANSWER)
-    row = scored(good, *at(model))
-    assert row["value"] == 4 and row["n"] == 7 and row["missing"] == pytest.approx(1 / 8)
-    assert model.calls == 7 + 1 + RETRIES
-
-
 def test_nothing_is_paid_for_twice_and_repeats_are_asked_thrice(good):
     """The repeat is in the key: else three repeats at temperature 0 would be one answer. A second
     run asks nothing, a larger one only what is new."""
