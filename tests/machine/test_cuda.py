@@ -151,16 +151,13 @@ def test_log_probs_of_the_gpu_are_those_of_the_cpu(tiny_dir):
 
 
 @gpu
-@pytest.mark.parametrize(
-    "flags",
-    [["--algo", "ppo", "--think", "--kl-coef", "0.1"], ["--algo", "grpo", "--lora-rank", "4"]],
-)
+@pytest.mark.parametrize("flags", ["--algo ppo --think --kl-coef 0.1", "--algo grpo --lora-rank 4"])
 def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
     """The self-checks hold in bf16: gap, first ratio, what is sampled after a sync; FSDP2 alone on
     NCCL, a checkpoint, and `--resume`."""
     out = tmp_path / "run"
     for more in (
-        ["--model", tiny_dir, *SMALL, *flags, "--steps", 2, "--out", out],
+        ["--model", tiny_dir, *SMALL, *flags.split(), "--steps", 2, "--out", out],
         ["--resume", str(out), "--steps", "3"],
     ):
         code, _, err = alone(*more)

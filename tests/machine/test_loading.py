@@ -137,14 +137,12 @@ def cut_the_vocabulary(path):
 @pytest.mark.parametrize(
     "harm, told",
     [
-        (lambda path: (path / "model.safetensors").unlink(), "model.safetensors"),
         (cut_the_weights, ""),
         (drop_a_weight, "lm_head.weight"),  # transformers would make one up, at random
         (lambda path: (path / "chat_template.jinja").unlink(), "no chat template"),
         # every text would be nothing, and a run would end with a score and exit code 0
         (cut_the_vocabulary, "tokenizer.json is missing"),
     ],
-    ids=["no weights", "half-copied", "a weight missing", "no template", "no vocabulary"],
 )
 def test_a_bad_model_directory_is_one_line_for_the_user(harm, told, tiny_dir, tmp_path):
     """Not a traceback, and never a model that is partly noise: one line, what is wrong with it."""
