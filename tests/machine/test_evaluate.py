@@ -13,6 +13,7 @@ import partners
 import rlver
 from people import load_profiles, users_of_run
 from result_files import SHORT, lines, measure, train, write
+from runs import refuse
 from server import Loopback, completion
 from simulator import make_simulator
 from toy import world
@@ -44,13 +45,14 @@ def told_in(place):
         ('{"id": "p1", "emo_point": 50, "history": []}', "holds other results"),  # SAGE's
     ],
 )
-def test_a_file_of_somebody_elses_is_left_as_it_is(text, told, tmp_path, capsys):
+def test_a_file_of_somebody_elses_is_left_as_it_is(text, told, tmp_path, capfd):
     """Its last line was cut off before anybody looked at it, as if it were half of ours. SAGE's
     files begin as ours do, and their last line may be whole without a newline behind it."""
     path = tmp_path / "notes.txt"
     path.write_text(text)
-    assert measure("--policy", "toy", "--limit", 1, "--out", path) == 2
-    assert told in capsys.readouterr().err and path.read_text() == text
+    flags = ["--policy", "toy", "--limit", 1, "--out", path]
+    assert told in refuse(capfd, *flags, main=evaluate.main)
+    assert path.read_text() == text
 
 
 def test_the_benchmark_in_sages_format(results):
@@ -151,13 +153,9 @@ def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
         "--policy toy --world chit-chat --profiles prompts/profiles/en_test.jsonl",
     ],
 )
-def test_what_cannot_be_combined(flags, capsys):
+def test_what_cannot_be_combined(flags, capfd):
     """`--score A --compare B C` compared, and said nothing of A."""
-    try:
-        code = measure(*flags.split())
-    except SystemExit as stop:
-        code = stop.code
-    assert code == 2 and capsys.readouterr().err.count("\n") == 1
+    refuse(capfd, *flags.split(), main=evaluate.main)
 
 
 # --------------------------------------------------------------------------------------- the users

@@ -135,7 +135,6 @@ def test_the_auc_is_over_pairs_of_the_same_person():
         (0.79, 0.8, 0.9, "unfit"),
         (1.0, 0.81, 0.9, "unfit"),
         (1.0, 0.5, 0.5, "unfit"),  # the interval holds chance
-        (1.0, 0.5, 0.2, "unfit"),  # or all of it is below
         (1.0, 0.5, None, "weak"),  # fewer than five people have no interval
     ],
 )
@@ -197,11 +196,7 @@ def test_lines_out_of_their_part_are_counted():
     row = {"line": "My sister forgot my birthday."}
     for line in ("Your birthday matters.", "I'm sorry to hear that.", "I am here for you."):
         assert fitness.speaks_as_friend(line, row)
-    for line in (
-        "She forgot my birthday, again.",
-        "What would your brother say?",
-        "Your turn.",
-    ):
+    for line in ("She forgot my birthday, again.", "What would your brother say?"):
         assert not fitness.speaks_as_friend(line, row)
     told = ["You did all that you could do."]
     assert fitness.repeats("You did all that you could, you say.", told)

@@ -109,16 +109,16 @@ def test_nothing_is_paid_for_twice_and_repeats_are_asked_thrice(good):
         assert model.calls == calls
 
 
-@pytest.mark.parametrize("user, is_toy", [("toy-weak", True), ("openai:toy@http://h", False)])
-def test_the_scripted_judge_is_for_the_toy_alone(user, is_toy, good, tmp_path, capfd):
+@pytest.mark.parametrize("user, code", [("toy-weak", 0), ("openai:toy@http://h", 2)])
+def test_the_scripted_judge_is_for_the_toy_alone(user, code, good, tmp_path, capfd):
     """It understands the toy's sentences. A server's model speaks another language."""
     rows = rows_of(good)
     for row in rows:
         row["rlver"]["simulator"] = user
     path = write(tmp_path / "of.jsonl", rows)
     for command in (["judge", "needs"], ["strategies"]):
-        assert run(*command, path, good)[0] == (0 if is_toy else 2)
-        assert is_toy or "--judge is needed" in capfd.readouterr().err
+        assert call(*command, path, good) == code
+        assert ("--judge is needed" in capfd.readouterr().err) == (code == 2)
 
 
 SILENT = Model(lambda prompt: "I will not judge.")

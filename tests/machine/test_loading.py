@@ -98,9 +98,8 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
 
 def policy_of(path):
     """The policy in a directory, as evaluate.py loads it without flags."""
-    return partners.load_policy(
-        partners.find_weights(str(path), None), evaluate.make_parser().parse_args([])
-    )
+    args = evaluate.make_parser().parse_args([])
+    return partners.load_policy(partners.find_weights(str(path), None), args)
 
 
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):
