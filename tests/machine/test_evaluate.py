@@ -9,13 +9,11 @@ import json
 import pytest
 
 import evaluate
-import partners
 import rlver
 from people import load_profiles, users_of_run
 from result_files import SHORT, lines, measure, train, write
 from runs import refuse
 from server import Loopback, completion
-from simulator import make_simulator
 from toy import world
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -221,7 +219,7 @@ def test_two_files_that_share_users_are_refused(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deaf, code", [(1, 0), (6, 75), (8, 75)])
-def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys, monkeypatch):
+def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys):
     """With six of eight dialogues lost a score was printed, and the exit code was 0."""
     path = profiles(tmp_path / "p.jsonl", 8)
     scenes = [p.scene.split("\n")[1] for p in load_profiles(path)][:deaf]
@@ -231,10 +229,6 @@ def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys, mon
         lost = any(scene in prompt for scene in scenes)
         return "no" if lost else asyncio.run(scripted(prompt))
 
-    def impatient(*names, **more):
-        return make_simulator(*names, **{**more, "retries": 0})
-
-    monkeypatch.setattr(partners, "make_simulator", impatient)
     with Loopback(answer=answer) as server:
         users = ["--profiles", path, "--simulator", f"openai:scripted@{server.url}"]
         assert measured(tmp_path, "--policy", tiny_dir, *users) == code
