@@ -177,6 +177,7 @@ class AdapterView:
         self.model = root.policy.model
 
     def __call__(self, batch, **how):
+        """As `SharedBase.forward` for `who`."""
         return self.root(batch, self.who, **how)
 
     def named_parameters(self):

@@ -308,6 +308,7 @@ class Reference:
         self.sums = torch.zeros(2, dtype=torch.float64)  # negative log-likelihood, tokens
 
     def __call__(self, batch):
+        """(log pi_ref [B, L], None) of a Batch."""
         log_probs, log_probs_at_1 = self.policy(batch, as_reference=True)
         at_actions = log_probs_at_1[batch.action_mask].double()
         self.sums += torch.tensor([-at_actions.sum().item(), at_actions.numel()])

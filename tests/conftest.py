@@ -37,6 +37,12 @@ TEXTS = [
     "<think>lonely, wants ears</think>I am all ears.",
 ] * 4
 
+# Runs that learn, {name of a fixture: flags}.
+LEARNING = {
+    "learnt": "--algo grpo --think --steps 12 --eval-size 64",
+    "hacked": "--algo grpo --think --simulator toy-weak --steps 16 --eval-size 24",
+}
+
 
 def pytest_collection_modifyitems(config, items):
     """Tests marked soak run only where they are asked for: `pytest -m soak`. Tests that wait for a
@@ -45,37 +51,46 @@ def pytest_collection_modifyitems(config, items):
         soak = [item for item in items if item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=soak)
         items[:] = [item for item in items if item not in soak]
-    items.sort(key=lambda item: "learning" in item.fixturenames)
+    items.sort(key=lambda item: not LEARNING.keys().isdisjoint(item.fixturenames))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def start_learning(request):
-    """Start the learning runs before the first test runs, if any selected test asks for one."""
-    if any("learning" in item.fixturenames for item in request.session.items):
-        request.getfixturevalue("learning")
-
-
-@pytest.fixture(scope="session")
 def learning(request, tmp_path_factory):
-    """Runs of the toy in processes of their own, beside the tests: learning.py."""
-    from learning import RUNS, Learning
+    """A function that waits for one of LEARNING, and returns its directory.
 
-    names = {name for item in request.session.items for name in item.fixturenames} & set(RUNS)
-    runs = Learning(names, tmp_path_factory.mktemp("learning"))
-    yield runs
-    runs.close()
+    A learning run takes a minute or more of one core, and most tests leave the other core idle. So
+    the runs that the selected tests ask for start before the first test, each in a process of its
+    own with one thread; the tests that look at them come last."""
+    place = tmp_path_factory.mktemp("learning")
+    wanted = {name for item in request.session.items for name in item.fixturenames}
+    runs = {}
+    for name in wanted & LEARNING.keys():
+        # the tests go first
+        command = ["nice", sys.executable, "rlver.py", *LEARNING[name].split()]
+        said = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        runs[name] = subprocess.Popen([*command, "--out", place / name], cwd=ROOT, **said)
+
+    def wait(name):
+        said, _ = runs[name].communicate()
+        assert runs[name].returncode == 0, said
+        return place / name
+
+    yield wait
+    for run in runs.values():
+        run.kill()
+        run.wait()
 
 
 @pytest.fixture(scope="session")
 def learnt(learning):
-    """The directory of a run of twenty steps, with the toy's defaults."""
-    return learning.wait("learnt")
+    """The directory of a run of twelve steps, with the toy's defaults."""
+    return learning("learnt")
 
 
 @pytest.fixture(scope="session")
 def hacked(learning):
     """The directory of a run that learned from the scorer that can be hacked."""
-    return learning.wait("hacked")
+    return learning("hacked")
 
 
 @pytest.fixture
@@ -191,6 +206,15 @@ def chat(tiny_tokenizer):
     return ChatFormat(tiny_tokenizer, "Be warm.")
 
 
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
 def make_tiny_model(tokenizer, **settings):
     """A random Qwen2 of two layers; `settings` override those of its config. Its weights are large
     for their number, so that no two tokens are equally likely."""
@@ -199,11 +223,7 @@ def make_tiny_model(tokenizer, **settings):
 
     config = {
         "vocab_size": len(tokenizer),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
+        **SIZES,
         "max_position_embeddings": 512,
         "initializer_range": 0.2,
         "tie_word_embeddings": False,

@@ -5,15 +5,12 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 # {path from the root: text}
 PAGES = {
-    "README.md": README,
-    **{
-        f"docs/{path.name}": path.read_text(encoding="utf-8")
-        for path in sorted((ROOT / "docs").glob("*.md"))
-    },
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
+README = PAGES["README.md"]
 # the modules of the project, by the names that an import says
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts)

@@ -52,9 +52,6 @@ class Tensor(torch.Tensor):
     def tolist(self):
         return self.cpu().tolist()
 
-    def __repr__(self):
-        return f"Tensor({self.numbers})"
-
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return compute(func, args, kwargs or {})

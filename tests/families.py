@@ -42,7 +42,7 @@ def turns(user, reply, system="", ask="", start=""):
 
     def quoted(text):
         filled = text.replace("%s", "' + m.content + '").replace("%S", "' + ns.system + '")
-        return "'" + filled + "'"
+        return f"'{filled}'"
 
     return (
         f"{{%- set ns = namespace(system='') %}}{{{{ '{start}' }}}}{{%- for m in messages %}}"

@@ -29,23 +29,11 @@ def sage_line(number, emotions, task=TASKS[0], group="被动型", **more):
     """A dialogue as SAGE's released files hold it: the emotion stands at each line of the user, and
     a tenth reply has none behind it."""
     history = [{"role": "user", "content": "Well.", "emotion-point": 40}]
+    planning = dict.fromkeys("activity TargetCompletion content analyse".split(), "a")
     for k, emotion in enumerate(emotions):
-        history += [
-            {"role": "assistant", "content": f"reply {k}"},
-            {
-                "role": "user",
-                "content": f"line {k}",
-                "thinking": "t",
-                "emotion-point": emotion,
-                "planning": {
-                    "activity": "a",
-                    "TargetCompletion": "t",
-                    "content": "c",
-                    "analyse": "x",
-                    "change": 0,
-                },
-            },
-        ]
+        line = {"role": "user", "content": f"line {k}", "thinking": "t", "emotion-point": emotion}
+        line["planning"] = {**planning, "change": 0}
+        history += [{"role": "assistant", "content": f"reply {k}"}, line]
     if len(emotions) == 9:
         history.append({"role": "assistant", "content": "never scored"})
     return {
@@ -63,51 +51,18 @@ def sage_line(number, emotions, task=TASKS[0], group="被动型", **more):
     }
 
 
-def our_line(
-    number,
-    emotions,
-    task=TASKS[0],
-    group="passive",
-    ended="turn_limit",
-    simulator="toy",
-    policy="a",
-    max_turns=10,
-):
-    history, last = [{"role": "user", "content": "Well.", "emotion-point": 40}], 40
-    for k, emotion in enumerate(emotions):
-        history += [
-            {
-                "role": "assistant",
-                "content": f"reply {k}",
-                "rlver": {
-                    "thought": "",
-                    "change": emotion - last,
-                    "emotion": emotion,
-                    "analysis": "a",
-                },
-            }
-        ]
-        if k + 1 < len(emotions):
-            history += [{"role": "user", "content": f"line {k}", "emotion-point": emotion}]
+def our_line(number, emotions, task=TASKS[0], group="passive", **settings):
+    """A dialogue as evaluate.py writes it: SAGE's fields, and ours under "rlver"; nothing is said
+    after the last reply."""
+    line = sage_line(number, emotions, task, group)
+    line["history"] = line["history"][: 2 * len(emotions)]
+    last = 40
+    for message, emotion in zip(line["history"][1::2], emotions):
+        felt = {"change": emotion - last, "emotion": emotion}
+        message["rlver"] = {"thought": "", "analysis": "a", **felt}
         last = emotion
-    return {
-        "id": f"p{number}",
-        "emo_point": last,
-        "emo_state": "E",
-        "player": "p",
-        "scene": "s",
-        "character": group,
-        "topic": "",
-        "task": task,
-        "history": history,
-        "rlver": {
-            "policy": policy,
-            "simulator": simulator,
-            "start": 40,
-            "max_turns": max_turns,
-            "ended": ended,
-        },
-    }
+    usual = {"policy": "a", "simulator": "toy", "start": 40, "max_turns": 10}
+    return {**line, "rlver": {**usual, "ended": "turn_limit", **settings}}
 
 
 def write(path, *lines):

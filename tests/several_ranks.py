@@ -17,37 +17,32 @@ SMALL = (
 ).split()
 
 
-def torchrun(ranks, script, *flags, env=None, timeout=240):
-    """Run a script on so many ranks. Returns (exit code, stdout, stderr). A rank that dies of
-    SIGSEGV died inside torch (once on CI; never in 130 steps of the same run here): then the trace
-    is shown as a warning, and the run is begun once more."""
+def run(*words, env=None, timeout=240):
+    """Run Python with these words on its command line. Returns (exit code, stdout, stderr)."""
+    command = [sys.executable, *map(str, words)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})}
+    how = dict(capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=env)
+    done = subprocess.run(command, **how)
+    return done.returncode, done.stdout, done.stderr
+
+
+def torchrun(ranks, script, *flags, **how):
+    """`run` a script on so many ranks. A rank that dies of SIGSEGV died inside torch (once on CI;
+    never in 130 steps of the same run here): then the trace is shown as a warning, and the run is
+    begun once more."""
     command = "-m torch.distributed.run --standalone --nproc-per-node".split()
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, *command, str(ranks), str(script), *map(str, flags)],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})},
-        )
-        if "Signal 11 (SIGSEGV)" not in done.stderr or "--out" not in flags:
+        code, out, err = run(*command, ranks, script, *flags, **how)
+        if "Signal 11 (SIGSEGV)" not in err or "--out" not in flags:
             break
-        warnings.warn(f"a rank died inside torch:\n{done.stderr[-6000:]}", stacklevel=2)
+        warnings.warn(f"a rank died inside torch:\n{err[-6000:]}", stacklevel=2)
         shutil.rmtree(flags[flags.index("--out") + 1], ignore_errors=True)
-    return done.returncode, done.stdout, done.stderr
+    return code, out, err
 
 
 def alone(*flags):
-    """Run rlver.py in a process of its own. Returns (exit code, stdout, stderr)."""
-    done = subprocess.run(
-        [sys.executable, "rlver.py", *map(str, flags)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=ROOT,
-    )
-    return done.returncode, done.stdout, done.stderr
+    """`run` rlver.py in a process of its own."""
+    return run("rlver.py", *flags)
 
 
 def make_episodes(count=6):

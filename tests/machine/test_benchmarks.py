@@ -90,19 +90,20 @@ def test_the_scores_in_readme_are_the_measured_ones():
     text = (tables.ROOT / "README.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     cells = {row[0].strip("`"): row[1:] for row in rows}
-    runs = {"grpo": tables.seeds_of(MEASURED, "small-grpo")}
+    small_model = tables.seeds_of(MEASURED, "small-grpo")
 
     def mean(score, lines):
         return f"{np.mean([score(line) for line in lines]):.1f}"
 
+    before = []
     for name, words in tables.NAMES.items():
         lines = tables.seeds_of(MEASURED, name)[-tables.SEEDS :]
         assert cells[words][1] == mean(tables.last, lines)
-        runs[name] = lines
-    assert cells["grpo"][2] == mean(tables.last, runs["grpo"])
-    before = [mean(tables.first, runs[name]) for name in ("grpo-think", "grpo-direct", "grpo")]
-    assert cells["before"][1:] == ["{}, direct {}".format(*before[:2]), before[2]]
-    assert cells["seeds"][1:] == [str(tables.SEEDS), str(len(runs["grpo"]))]
+        before.append(mean(tables.first, lines))
+    assert cells["grpo"][2] == mean(tables.last, small_model)
+    think, direct, *_ = before
+    assert cells["before"][1:] == [f"{think}, direct {direct}", mean(tables.first, small_model)]
+    assert cells["seeds"][1:] == [str(tables.SEEDS), str(len(small_model))]
 
 
 def test_a_dialogue_in_a_document_is_a_measured_one():

@@ -3,6 +3,7 @@
 from support.files import read_json
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,10 @@ def fill_in(sheet, letters_of):
 def test_blind_sheets_hide_and_tell(good, bad):
     """Sides are drawn, names are in the key alone; two raters who see through it."""
     assert run("blind", good, bad, "--out", "sheet.csv")[0] == 0
-    text = open("sheet.csv", encoding="utf-8-sig").read()
-    assert not any(word in text for word in ("good.jsonl", "bad.jsonl", "toy-heldout", "secret"))
-    pairs = read_json("sheet.csv.key.json")["pairs"]
+    pairs, shown = read_json("sheet.csv.key.json")["pairs"], rows_of("sheet.csv")
+    assert not re.search("good.jsonl|bad.jsonl|toy-heldout|secret", str(shown))
     assert {pair["left"] for pair in pairs.values()} == {good, bad}
-    for row in rows_of("sheet.csv")[1:]:
+    for row in shown[1:]:
         pair = pairs[row[0]]
         (left,) = [d for d in load_dialogues(pair["left"]) if d.profile_id == pair["id"]]
         assert left.turns[0]["reply"] in row[2] and row[2].startswith("USER: My ")
@@ -55,9 +55,9 @@ def test_blind_sheets_hide_and_tell(good, bad):
 
 def test_what_is_no_sheet_is_refused(good, bad):
     """And what may be filled in is not written again."""
-    for out, code in (("sheet.csv", 0), ("sheet.csv", 2), ("other.csv", 0)):
-        files = (good, bad) if out == "sheet.csv" else (bad, good)
-        assert call("blind", *files, "--out", out) == code
+    assert call("blind", good, bad, "--out", "sheet.csv") == 0
+    assert call("blind", good, bad, "--out", "sheet.csv") == 2
+    assert call("blind", bad, good, "--out", "other.csv") == 0
     fill_in("odd.csv", lambda row: ["good", "", ""])
     Path("excel.csv").write_bytes("pair;é".encode("cp1252"))
     for sheets in ("odd.csv", "sheet.csv other.csv", "excel.csv"):

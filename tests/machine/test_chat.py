@@ -1,6 +1,7 @@
 """tools/chat.py: to talk to a policy, or to watch it talk."""
 
 import re
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,14 +13,8 @@ RAW = re.compile('"change": -?\\d')  # of an analysis as the model wrote it
 
 def type_in(monkeypatch, *lines):
     """These lines are typed; then it is Ctrl-D."""
-    typed = iter(lines)
-
-    def input_of(prompt):
-        for line in typed:
-            return line
-        raise EOFError
-
-    monkeypatch.setattr("builtins.input", input_of)
+    typed = Mock(side_effect=[*lines, EOFError])
+    monkeypatch.setattr("builtins.input", typed)
 
 
 @pytest.mark.parametrize("end", [[], [""]])

@@ -16,11 +16,9 @@ import rlver
 from elsewhere import DEVICE, elsewhere, load
 from engine import TorchEngine
 from lora import AdapterView, SharedBase
-from policy import Critic, Policy, pack, recompute_activations, split_batch
-from ppo import ppo_update
+from policy import Critic, Policy, pack, recompute_activations
 from runs import words
 from several_ranks import SMALL, alone, make_episodes
-from tabular import cfg_of, models_of
 
 fake_cuda = pytest.mark.fake_cuda
 
@@ -45,14 +43,7 @@ def test_the_device_refuses_what_cuda_refuses(device):
     a, b = torch.arange(6.0).reshape(2, 3), torch.ones(3, 2)
     there = a.to(device)
     assert torch.equal((there @ b.to(device)).cpu(), a @ b)
-    assert torch.zeros(2, device=device).device == there.device == device
-    assert (there * torch.tensor(2.0))[1, 2].item() == 10  # one number may stay
-    for wrong in (
-        lambda: there @ b,
-        lambda: there[torch.tensor([0, 1])],
-        lambda: torch.cat([there, a]),
-        lambda: there.add_(a),
-    ):
+    for wrong in (lambda: there @ b, lambda: there[torch.tensor([0, 1])]):
         with pytest.raises(AssertionError, match="on the CPU"):
             wrong()
     with pytest.raises(RuntimeError, match="dtype"):
@@ -60,57 +51,33 @@ def test_the_device_refuses_what_cuda_refuses(device):
 
 
 @fake_cuda
-@pytest.mark.parametrize("kind", ["policy", "critic"])
+@pytest.mark.parametrize("kind", ["policy", "critic", "adapters"])
 def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, device):
     """In bf16, in several chunks of logits and with activations made again; what leaves is fp32,
-    and what a CPU finds in bf16, gradient for gradient, but for another attention's rounding."""
+    and what a CPU finds in bf16, gradient for gradient, but for another attention's rounding.
+    Adapters, and their gradients, are fp32 on a base in bf16."""
     found = []
     for place in ("cpu", device):
-        model = cast(load(tiny_dir)[0], place)
-        recompute_activations(model)
+        model, how = cast(load(tiny_dir)[0], place), {}
+        module = Policy(model, max_logits=2**12)
         if kind == "critic":
             module = cast(Critic(model), place)
             torch.nn.init.ones_(module.head.weight)
-        else:
-            module = Policy(model, max_logits=2**12)
+        elif kind == "adapters":
+            root = SharedBase(module, 4, 8, critic=False)
+            module, how = AdapterView(root, "policy"), {"context_fn": root.checkpoint_contexts}
+        recompute_activations(model, **how)
         out = module(pack(make_episodes()).to(place))
-        out = torch.stack(out) if kind == "policy" else out
+        out = out if kind == "critic" else torch.stack(out)
         assert out.dtype == torch.float32
         out.sum().backward()
-        found.append(
-            [out.detach().cpu(), *(p.grad.cpu() for p in module.parameters() if p.grad is not None)]
-        )
+        grads = [p.grad.cpu() for p in module.parameters() if p.grad is not None]
+        dtype = torch.float32 if kind == "adapters" else torch.bfloat16
+        assert {grad.dtype for grad in grads} == {dtype}
+        found.append([out.detach().cpu(), *grads])
     assert len(found[0]) == len(found[1]) > 10
     for one, two in zip(*found):
         assert (one - two).norm() <= 0.05 * one.norm()
-
-
-@fake_cuda
-@pytest.mark.slow
-def test_an_update_of_adapters(tiny_dir, device):
-    """The base frozen in bf16, adapters and their gradients in fp32, policy, critic and reference
-    on one base, activations made again."""
-    root = SharedBase(Policy(cast(load(tiny_dir)[0], "cpu")), 4, 8, critic=True).to(device)
-    cast(root.critic.head, device)  # FSDP2 casts what it gathers; here nobody does
-    parts = [AdapterView(root, who) for who in ("policy", "critic", "reference")]
-    before = {name: p.cpu().clone() for name, p in root.named_parameters()}
-    recompute_activations(root.policy.model, context_fn=root.checkpoint_contexts)
-    handed = models_of(
-        parts[0],
-        models.adamw(parts[0], 1e-2),
-        parts[1],
-        models.adamw(parts[1], 1e-2),
-        reference=parts[2],
-        ratio_limit=0.2,
-    )
-    minibatches = split_batch(make_episodes(), 6, 2, 60, 0, 0, device, lambda x: x)
-    metrics = ppo_update(handed, minibatches, cfg_of(entropy_coef=0.01, kl_coef=0.1))
-    assert all(np.isfinite(value) for value in metrics.values())
-    for name, p in root.named_parameters():
-        want = torch.float32 if "lora_" in name else torch.bfloat16
-        assert p.dtype == want and p.device == device, name
-        moves = "lora_B" in name or "critic.head" in name  # A has no gradient as long as B is 0
-        assert torch.equal(before[name], p.cpu()) != moves or "lora_A" in name, name
 
 
 @fake_cuda
@@ -128,7 +95,11 @@ def test_a_resumed_optimizer_is_where_its_parameters_are(tiny_dir, device):
 @fake_cuda
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "flags", ["--algo ppo --think --kl-coef 0.1", "--algo grpo --reward delta --lora-rank 4"]
+    "flags",
+    [
+        "--algo ppo --think --kl-coef 0.1 --lora-rank 4",  # three on one base
+        "--algo grpo --reward delta --kl-coef 0.1",
+    ],
 )
 def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     """All else that a run does with tensors: the distance from the start, checkpoints, `--resume`.
@@ -180,16 +151,13 @@ def test_log_probs_of_the_gpu_are_those_of_the_cpu(tiny_dir):
 
 
 @gpu
-@pytest.mark.parametrize(
-    "flags",
-    [["--algo", "ppo", "--think", "--kl-coef", "0.1"], ["--algo", "grpo", "--lora-rank", "4"]],
-)
+@pytest.mark.parametrize("flags", ["--algo ppo --think --kl-coef 0.1", "--algo grpo --lora-rank 4"])
 def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
     """The self-checks hold in bf16: gap, first ratio, what is sampled after a sync; FSDP2 alone on
     NCCL, a checkpoint, and `--resume`."""
     out = tmp_path / "run"
     for more in (
-        ["--model", tiny_dir, *SMALL, *flags, "--steps", 2, "--out", out],
+        ["--model", tiny_dir, *SMALL, *flags.split(), "--steps", 2, "--out", out],
         ["--resume", str(out), "--steps", "3"],
     ):
         code, _, err = alone(*more)

@@ -2,16 +2,18 @@
 loopback server, and each gets the right words."""
 
 from support import answers
+from support.files import read_json
 
 import json
 import random
-import re
 import time
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from answering import coded, feeling, saying
+from answering import coded, feeling, saying, tagged
 from people import known_replies
 from server import Loopback, completion, failure
 from tools import fitness
@@ -22,7 +24,7 @@ KINDS = {row["reply"]: row["kind"] for row in ROWS}
 
 def reply_in(prompt):
     """The friend's last reply in a prompt."""
-    return json.loads(re.search(r"<dialogue>\s*(.*?)\s*</dialogue>", prompt, re.S)[1])[-1]["text"]
+    return json.loads(tagged(prompt, "dialogue"))[-1]["text"]
 
 
 def hears(prompt):
@@ -31,40 +33,45 @@ def hears(prompt):
     return 6 if kind in fitness.LIFTING else -3 - len(kind) % 3
 
 
-def guesses(prompt, share):
-    """A share of the replies is heard as noise, always the same."""
+def guesses(prompt):
+    """Of ten replies three are heard as noise, always the same."""
     rng = random.Random(reply_in(prompt))
-    return rng.randint(-10, 10) if rng.random() < share else hears(prompt)
+    return rng.randint(-10, 10) if rng.random() < 0.3 else hears(prompt)
 
 
 MODELS = {
     "good": hears,
     "always 4": lambda prompt: 4,
     "mostly 4": lambda prompt: 4 if len(reply_in(prompt)) % 10 else hears(prompt),
-    "random": lambda prompt: random.Random(f"seed 1 {reply_in(prompt)}").randint(-10, 10),
     "upside down": lambda prompt: -hears(prompt),
-    "unsure": lambda prompt: guesses(prompt, 0.3),
+    "unsure": guesses,
 }
 
 
-def examine(tmp_path, monkeypatch, capsys, change, *flags):
-    """What fitness says of a model on a server: (exit code, what is printed, what --json has, the
-    prompts that came)."""
-    monkeypatch.chdir(tmp_path)
+def answering(change):
+    """What a model answers to a prompt: `change(prompt)`, or a line, and a goodbye at Emotion-F."""
 
     def answer(prompt):
-        if "<emotion_level>" in prompt:
-            leaves = "<emotion_level>Emotion-F" in prompt
-            return coded(
-                prompt, saying("I'm glad to hear that. Goodbye." if leaves else "And?", leaves)
-            )
-        return change if isinstance(change, str) else coded(prompt, feeling(change(prompt)))
+        if "<emotion_level>" not in prompt:
+            return feeling(change(prompt))
+        leaves = "<emotion_level>Emotion-F" in prompt
+        return saying("I'm glad to hear that. Goodbye." if leaves else "And?", leaves)
 
-    with Loopback(answer=answer) as server:
-        flags = ["--simulator", f"openai:scripted@{server.url}", "--json", "out.json", *flags]
+    return answer
+
+
+@pytest.fixture
+def examine(tmp_path, monkeypatch, capsys):
+    """A function that asks fitness about a model on a server, in the test's own directory. Returns
+    (exit code, what is printed, what --json has)."""
+    monkeypatch.chdir(tmp_path)
+
+    def examined(server):
+        flags = ["--simulator", f"openai:scripted@{server.url}", "--json", "out.json"]
         code = fitness.main(flags)
-        result = json.loads((tmp_path / "out.json").read_text()) if code < 2 else {}
-        return code, " ".join(capsys.readouterr().out.split()), result, server.prompts
+        return code, " ".join(" ".join(capsys.readouterr()).split()), read_json("out.json")
+
+    return examined
 
 
 @pytest.mark.parametrize(
@@ -73,16 +80,16 @@ def examine(tmp_path, monkeypatch, capsys, change, *flags):
         ("good", "verdict: fit"),
         ("always 4", "verdict: unfit: it gives one number whatever is said; what should lift"),
         ("mostly 4", "verdict: unfit: it gives one number"),
-        ("random", "verdict: unfit: what should lift lifts too little"),
         ("upside down", "verdict: unfit: what should lift lifts too little"),
         ("unsure", "verdict: weak: what should lift lifts too little"),
     ],
 )
-def test_each_model_gets_its_verdict(name, verdict, tmp_path, monkeypatch, capsys):
+def test_each_model_gets_its_verdict(name, verdict, examine):
     """And is asked 100 questions: 60 changes, and for 20 replies the change again and a line."""
-    code, said, result, prompts = examine(tmp_path, monkeypatch, capsys, MODELS[name])
+    with Loopback(answer=answering(MODELS[name])) as server:
+        code, said, result = examine(server)
     assert verdict in said and code == ("unfit" in verdict)
-    assert "80 calls" in said and len(prompts) == 100
+    assert "80 calls" in said and server.calls == 100
     user = result["table"]
     assert user["answers read at the first try"] == [1, None, None, 100]
     assert user["questions that failed"] == [0, None, None, 100]
@@ -128,7 +135,6 @@ def test_the_auc_is_over_pairs_of_the_same_person():
         (0.79, 0.8, 0.9, "unfit"),
         (1.0, 0.81, 0.9, "unfit"),
         (1.0, 0.5, 0.5, "unfit"),  # the interval holds chance
-        (1.0, 0.5, 0.2, "unfit"),  # or all of it is below
         (1.0, 0.5, None, "weak"),  # fewer than five people have no interval
     ],
 )
@@ -136,32 +142,25 @@ def test_the_bounds_of_the_verdict(readable, commonest, low, grade):
     assert fitness.verdict(readable, commonest, low)[0] == grade
 
 
-def test_what_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
+def test_what_was_stopped_goes_on(examine):
     """Only the 20 questions that are put past the log are asked again, and the table is the same."""
-    monkeypatch.chdir(tmp_path)
-
-    def answer(prompt):
-        line = coded(prompt, saying("And?"))
-        return line if "<emotion_level>" in prompt else coded(prompt, feeling(hears(prompt)))
-
     tables = []
-    with Loopback(answer=answer) as server:
+    with Loopback(answer=answering(hears)) as server:
         for asked in (100, 150):
-            flags = ["--simulator", f"openai:scripted@{server.url}", "--json", "out.json"]
-            assert fitness.main(flags) == 0 and len(server.prompts) == asked
-            tables.append(json.loads((tmp_path / "out.json").read_text()))
-            tables[-1]["table"].pop("seconds a call")
-            (log,) = (tmp_path / "results").glob("fitness-*.jsonl")
+            code, _, result = examine(server)
+            assert code == 0 and server.calls == asked
+            result["table"].pop("seconds a call")
+            tables.append(result)
+            (log,) = Path("results").glob("fitness-*.jsonl")
             whole = log.read_text().splitlines(keepends=True)
             assert len(whole) == 80
             log.write_text("".join(whole[:50]) + whole[50][:9])
     assert tables[0] == tables[1]
 
 
-def test_what_is_refused_or_unreadable_is_not_read(tmp_path, monkeypatch, capsys):
+def test_what_is_refused_or_unreadable_is_not_read(examine):
     """A filter that takes the cruel replies away would leave a model that hears kind ones well. What
     can be read at the second try was not read at the first one."""
-    monkeypatch.chdir(tmp_path)
     complaint = answers.load_prompt("complaint")
 
     def reply(request):
@@ -171,25 +170,24 @@ def test_what_is_refused_or_unreadable_is_not_read(tmp_path, monkeypatch, capsys
             return failure(400, "no such words")
         if kind == "echo" and complaint not in prompt:
             return 200, {}, completion("Hm.")
-        text = saying("And?") if "<emotion_level>" in prompt else feeling(hears(prompt))
-        return 200, {}, completion(coded(prompt, text))
+        return 200, {}, completion(coded(prompt, answering(hears)(prompt)))
 
     with Loopback(reply=reply) as server:
-        flags = ["--simulator", f"openai:scripted@{server.url}", "--json", "out.json"]
-        assert fitness.main(flags) == 0
-    result = json.loads((tmp_path / "out.json").read_text())
-    table, rows = result["table"], result["found"]
-    asked = sum(len(row["outcomes"]) for row in rows)
-    echoes = sum(len(row["outcomes"]) for row in rows if row["kind"] == "echo")
+        code, _, result = examine(server)
+    assert code == 0 and result["verdict"] == "weak"
+    table, asked = result["table"], Counter()
+    for row in result["found"]:
+        asked[row["kind"]] += len(row["outcomes"])
+    asked, echoes = asked.total(), asked["echo"]
     assert table["questions that failed"] == [6 / asked, None, None, asked]
     assert table["answers read at the first try"][0] == 1 - echoes / (asked - 6)
     assert table["change, cold"] == [None, None, None, 0] and table["change, echo"][3] == 6
-    assert result["verdict"] == "weak"
 
 
-def test_a_model_that_keeps_the_form_at_the_check_only_is_unfit(tmp_path, monkeypatch, capsys):
+def test_a_model_that_keeps_the_form_at_the_check_only_is_unfit(examine):
     """The check is answered by the server's script here, and nothing else can be read."""
-    code, said, _, prompts = examine(tmp_path, monkeypatch, capsys, "I feel better now.")
+    with Loopback(answer=lambda prompt: "I feel better now.") as server:
+        code, said, _ = examine(server)
     assert code == 1 and "verdict: unfit: too few answers can be read" in said
     assert "answers read at the first try 0.00" in said
 
@@ -198,11 +196,7 @@ def test_lines_out_of_their_part_are_counted():
     row = {"line": "My sister forgot my birthday."}
     for line in ("Your birthday matters.", "I'm sorry to hear that.", "I am here for you."):
         assert fitness.speaks_as_friend(line, row)
-    for line in (
-        "She forgot my birthday, again.",
-        "What would your brother say?",
-        "Your turn.",
-    ):
+    for line in ("She forgot my birthday, again.", "What would your brother say?"):
         assert not fitness.speaks_as_friend(line, row)
     told = ["You did all that you could do."]
     assert fitness.repeats("You did all that you could, you say.", told)
@@ -225,48 +219,42 @@ def test_a_scripted_user_hears_the_toys_people(tmp_path, capsys):
         ("", "stop", "empty"),
     ],
 )
-def test_a_model_that_fails_the_check_is_unfit(
-    content, finish_reason, told, tmp_path, monkeypatch, capsys
-):
+def test_a_model_that_fails_the_check_is_unfit(content, finish_reason, told, examine):
     """The check's reason is the verdict's."""
-    monkeypatch.chdir(tmp_path)
     reply = completion(content, finish_reason)
     with Loopback(reply=lambda request: (200, {}, reply)) as server:
-        assert fitness.main(["--simulator", f"openai:scripted@{server.url}"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "verdict: unfit: scripted refuses the prompts, or cannot keep the form" in said
+        code, said, _ = examine(server)
+    assert code == 1 and "unfit: scripted refuses the prompts, or cannot keep" in said
     assert told in said
 
 
-def test_who_does_not_answer_gets_no_verdict(tmp_path, monkeypatch, capsys):
+def test_who_does_not_answer_gets_no_verdict(examine, monkeypatch):
     """A wrong key says nothing about the model, nor does a server that is silent: the exit code is
-    that of a run, and the message is one line."""
-    monkeypatch.chdir(tmp_path)
+    that of a run."""
     monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.5)
     for reply, code, told in (
         (lambda request: failure(401, "no such key"), 2, "no such key"),
         (lambda request: time.sleep(2), 75, "no answer within 0.5 s"),
     ):
         with Loopback(reply=reply) as server:
-            assert fitness.main(["--simulator", f"openai:scripted@{server.url}"]) == code
-        said, error = capsys.readouterr()
-        assert "verdict" not in said and told in error.splitlines()[-1]
+            ended, said, _ = examine(server)
+        assert ended == code and "verdict" not in said and told in said
 
 
-def test_a_slow_model_is_told_from_one_that_cannot_be_read(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("slow", ["cold", "cold, echo, off topic, dismissive"])
+def test_a_slow_model_is_told_from_one_that_cannot_be_read(slow, examine, monkeypatch):
     """Calls that fail say nothing about its answers. If they are more than a fifth, there is a table
     and no verdict."""
     monkeypatch.setattr("support.servers.CALL_TIMEOUT", 1)
-    for slow, expected in ((["cold"], 0), (["cold", "echo", "off topic", "dismissive"], 75)):
 
-        def change(prompt, slow=slow):
-            if KINDS.get(reply_in(prompt)) in slow:
-                time.sleep(3)
-            return hears(prompt)
+    def change(prompt):
+        if KINDS.get(reply_in(prompt), "none") in slow:
+            time.sleep(3)
+        return hears(prompt)
 
-        (tmp_path / str(expected)).mkdir()
-        code, said, result, _ = examine(tmp_path / str(expected), monkeypatch, capsys, change)
-        assert code == expected and ("verdict: fit" in said) == (code == 0)
-        assert "answers read at the first try 1.00" in said and "questions that failed 0." in said
-        if code == 0:
-            assert result["table"]["change, cold"] == [None, None, None, 0]
+    with Loopback(answer=answering(change)) as server:
+        code, said, result = examine(server)
+    assert code == (0 if slow == "cold" else 75) and ("verdict: fit" in said) == (code == 0)
+    assert "answers read at the first try 1.00" in said and "questions that failed 0." in said
+    if code == 0:
+        assert result["table"]["change, cold"] == [None, None, None, 0]

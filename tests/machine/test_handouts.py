@@ -111,13 +111,10 @@ def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
     place = tmp_path / "handout"
     course.main(["handout", str(place)])
     command = [sys.executable, "-m", "pytest", "-q", "-m", "groups"]
-
-    def test():
-        return subprocess.run(command, cwd=place, capture_output=True, text=True)
-
-    result = test()
+    how = dict(cwd=place, capture_output=True, text=True)
+    result = subprocess.run(command, **how)
     assert "exercise groups: group_advantages is yours to write" in result.stdout
     assert result.returncode == 1 and "error" not in result.stdout.splitlines()[-1]
     (place / "grpo.py").write_text(source("grpo.py"), encoding="utf-8")
-    result = test()
+    result = subprocess.run(command, **how)
     assert result.returncode == 0 and "warning" not in result.stdout

@@ -19,20 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import evaluate
 import models
 import partners
-from conftest import make_tiny_model
+from conftest import SIZES, make_tiny_model
 from engine import TorchEngine
 from local import load_local
 from runs import go, go_on, metrics, refuse
 
 pytestmark = pytest.mark.usefixtures("moods")
 
-SMALL = dict(
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-)
 # Phi-4-mini's, for a context of 2048 that was 64 at first
 LONGROPE = dict(
     pad_token_id=0,
@@ -49,7 +42,7 @@ LONGROPE = dict(
     ),
 )
 FAMILIES = {
-    "qwen2": dict(**SMALL, attention_dropout=0.1),  # a number that its attention layers keep
+    "qwen2": dict(**SIZES, attention_dropout=0.1),  # a number that its attention layers keep
     # modules, 0.1 by default
     "gpt2": dict(n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=None),
 }
@@ -105,9 +98,8 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
 
 def policy_of(path):
     """The policy in a directory, as evaluate.py loads it without flags."""
-    return partners.load_policy(
-        partners.find_weights(str(path), None), evaluate.make_parser().parse_args([])
-    )
+    args = evaluate.make_parser().parse_args([])
+    return partners.load_policy(partners.find_weights(str(path), None), args)
 
 
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):
@@ -175,7 +167,7 @@ def test_a_bad_model_directory_is_one_line_for_the_user(harm, told, tiny_dir, tm
         ("qwen2", dict(sliding_window=131072, use_sliding_window=False), None),
         ("qwen2", dict(vocab_size=300), "its tokenizer knows ids up to"),
         ("granite", dict(logits_scaling=4.0, initializer_range=0.2), "not those of its output"),
-        ("gemma3", dict(text_config=dict(**SMALL, head_dim=16, vocab_size=400)), "sliding_attent"),
+        ("gemma3", dict(text_config=dict(**SIZES, head_dim=16, vocab_size=400)), "sliding_attent"),
         ("phi3", LONGROPE, "who shares the batch"),
         ("phi3", dict(rope_parameters=None, pad_token_id=0), None),
     ],
@@ -190,7 +182,7 @@ def test_a_model_that_this_code_would_get_wrong_is_refused(
     alike, so that no self-check would show it. Phi-4-mini takes other frequencies for the whole
     batch if one of its rows is long: a reply's log-probs are those of its neighbours. Gemma 3 reads
     pictures, too, and has its layers in a configuration of its own."""
-    stored(family, **SMALL, **settings)
+    stored(family, **SIZES, **settings)
     if told is None:
         assert load_model(tmp_path)
         return
@@ -204,7 +196,7 @@ ALIBI = dict(
 )
 
 
-@pytest.mark.parametrize("family, settings", [("falcon", ALIBI), ("hrm_text", SMALL)])
+@pytest.mark.parametrize("family, settings", [("falcon", ALIBI), ("hrm_text", SIZES)])
 def test_a_model_that_the_passes_do_not_suit_is_refused(family, settings, stored, tmp_path, capfd):
     """Falcon with ALiBi makes its biases from a mask that has another shape here; HRM asks the cache
     what no other model asks. Each was a traceback in the first dialogue. No list of such models
@@ -235,7 +227,7 @@ def test_the_row_of_the_pad_token_is_trained_like_any_other(pad, stored, tmp_pat
     """Where the pad token is the stop token, torch's `padding_idx` made its gradient exactly 0. And
     a checkpoint needs the stop ids only: transformers reads a temperature beside do_sample false,
     and will not write it."""
-    stored("qwen2", **SMALL, pad_token_id=pad)
+    stored("qwen2", **SIZES, pad_token_id=pad)
     odd = {"eos_token_id": 5, "temperature": 0.9, "do_sample": False}
     (tmp_path / "generation_config.json").write_text(json.dumps(odd))
     model, _ = load_model(tmp_path)

@@ -71,7 +71,7 @@ def test_a_checkpoint_of_adapters_is_a_plain_model_and_peft_finds_its_adapter(wh
     assert all(row["ref_perplexity"] > 1 for row in evaluations + metrics(out))
 
 
-# The toy's own judge and its own policy, in processes beside the tests (learning.py).
+# The toy's own judge and its own policy, in processes beside the tests (conftest.py).
 
 
 @pytest.mark.slow
