@@ -174,18 +174,16 @@ def check_form(request, text):
         assert list(named["schema"]["properties"]) == list(answer), "the keys are in another order"
 
 
-def people(path, split="train", count=None):
-    """The file `path`, with `count` users of the toy (default: all)."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in world.profiles(split, count)))
-    return path
-
-
 def toy_people(directory):
     """The toy's users as files, for a server's simulator, which must be told whom it plays. Returns
     the flags."""
     directory.mkdir(parents=True, exist_ok=True)
-    files = [people(directory / f"toy-{split}.jsonl", split) for split in ("train", "heldout")]
-    return ["--profiles", *map(str, files)]
+    flags = ["--profiles"]
+    for split in ("train", "heldout"):
+        path = directory / f"toy-{split}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in world.profiles(split)))
+        flags.append(str(path))
+    return flags
 
 
 def check_change(prompt):
@@ -206,10 +204,11 @@ def failure(status, message, headers=None):
     return status, headers or {}, {"error": {"message": message}}
 
 
-def completion(text, finish_reason="stop"):
-    """The body of an answer."""
-    message = {"role": "assistant", "content": text}
-    return {"choices": [{"index": 0, "finish_reason": finish_reason, "message": message}]}
+def completion(text, finish_reason="stop", error=None, **more):
+    """The body of an answer, with `more` in its message, or with an error in its choice."""
+    message = {"role": "assistant", "content": text, **more}
+    choice = {"index": 0, "finish_reason": finish_reason, "message": message}
+    return {"choices": [{**choice, "error": error} if error else choice]}
 
 
 def start(*flags):
@@ -224,8 +223,6 @@ def start(*flags):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--latency", type=float, default=0.0)
-    parser.add_argument("--faults", type=json.loads, default={})
-    parser.add_argument("--outage", type=json.loads)
     parser.add_argument("--steady", action="store_true", help="a user who never leaves")
     flags = vars(parser.parse_args())
     with Loopback(answer=mild_answer if flags.pop("steady") else None, **flags) as server:
