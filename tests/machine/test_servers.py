@@ -150,7 +150,7 @@ def test_what_does_not_heal_in_time_is_given_up(fault, last, monkeypatch):
 def test_what_is_refused_is_not_asked_twice(fault):
     """Each with the server's own words. What hangs on the prompt costs its dialogue: if it ended
     the run, a policy could end it. (429: ten minutes is more than openai's client waits.)"""
-    others = {"401": SimulatorRefused, "402": SimulatorRefused, "404": SimulatorRefused}
+    others = dict.fromkeys(("401", "402", "404"), SimulatorRefused)
     error = {**others, "429": SimulatorFailed}.get(fault, PromptRefused)
 
     def reply(request):
@@ -332,9 +332,7 @@ def test_a_parameter_that_a_model_refuses_is_left_out(capsys):
         assert capsys.readouterr().err.count("refuses a parameter") == 2 and len(refused) <= 8
         key = Simulator(model).key
         assert key("p", "one", 0) != key("p", "two", 0)
-        assert {"limit": "max_completion_tokens", "temperature": None}.items() <= vars(
-            model
-        ).items()
+        assert (model.limit, model.temperature) == ("max_completion_tokens", None)
 
 
 def test_a_prompt_that_speaks_of_a_parameter_changes_none():
