@@ -174,16 +174,18 @@ def check_form(request, text):
         assert list(named["schema"]["properties"]) == list(answer), "the keys are in another order"
 
 
+def people(path, split="train", count=None):
+    """The file `path`, with `count` users of the toy (default: all)."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in world.profiles(split, count)))
+    return path
+
+
 def toy_people(directory):
     """The toy's users as files, for a server's simulator, which must be told whom it plays. Returns
     the flags."""
     directory.mkdir(parents=True, exist_ok=True)
-    flags = ["--profiles"]
-    for split in ("train", "heldout"):
-        path = directory / f"toy-{split}.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in world.profiles(split)))
-        flags.append(str(path))
-    return flags
+    files = [people(directory / f"toy-{split}.jsonl", split) for split in ("train", "heldout")]
+    return ["--profiles", *map(str, files)]
 
 
 def check_change(prompt):
@@ -223,6 +225,8 @@ def start(*flags):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--latency", type=float, default=0.0)
+    parser.add_argument("--faults", type=json.loads, default={})
+    parser.add_argument("--outage", type=json.loads)
     parser.add_argument("--steady", action="store_true", help="a user who never leaves")
     flags = vars(parser.parse_args())
     with Loopback(answer=mild_answer if flags.pop("steady") else None, **flags) as server:

@@ -127,6 +127,7 @@ STEP = dict(
         (dict(grad_norm=0.0), 1, ZERO),
         (dict(grad_norm=0.0, zero_std_groups=None), 1, ZERO),
         # no dialogue was better than another, and nothing is learned: where do they all end?
+        (dict(grad_norm=0.0, zero_std_groups=1.0), 3, FLAT),
         (dict(grad_norm=0.0, zero_std_groups=1.0, success=100.0), 3, TOP),
         (dict(grad_norm=0.0, zero_std_groups=1.0, failure=100.0), 3, BOTTOM),
         (dict(grad_norm=0.0, zero_std_groups=1.0), 2, None),

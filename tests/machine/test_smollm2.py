@@ -1,8 +1,10 @@
 """SmolLM2-135M: what recipes/convert_smollm2.py makes, and the memory of a model of its size."""
 
+from support.errors import BadModel
 from support.loading import load_model
 from support.settings import resolve_settings
 
+import asyncio
 import importlib.metadata
 import json
 import subprocess
@@ -15,6 +17,7 @@ from transformers import LlamaConfig
 
 import models
 from several_ranks import ROOT
+from simulator import make_simulator
 
 CONVERTER = ROOT / "recipes" / "convert_smollm2.py"
 NAMES = {  # of some weights whose numbers a GGUF holds in the order of transformers
@@ -61,6 +64,17 @@ def test_a_model_that_is_there_is_used_and_a_place_that_cannot_be_written_is_one
 
 
 # --------------------------------------------------------------- memory, and what it is spent on
+
+
+@pytest.mark.slow
+def test_it_is_no_reader(smollm2_dir):
+    """Asked for a yes or a no it is about to say something else, and is refused."""
+    simulator = make_simulator(None, reader=f"local:{smollm2_dir}")
+    refused = (
+        r"yes and no have 0\.[0-4]\d of the probability .* the likeliest word is .*--template-args"
+    )
+    with pytest.raises(BadModel, match=refused):
+        asyncio.run(simulator.check_reader())
 
 
 SHAPE = dict(  # SmolLM2-135M's

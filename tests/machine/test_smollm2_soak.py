@@ -1,4 +1,4 @@
-"""SmolLM2-135M for real: runs, chats. Run by `pytest -m soak`; skipped where its wheels are
+"""SmolLM2-135M for real: runs, resumes, chats. Run by `pytest -m soak`; skipped where its wheels are
 not installed.
 
 The runs are as short as they can be. What they say is not worth reading; that all parts of the
@@ -10,10 +10,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import rlver
-from runs import metrics, output_of
+from runs import cut_at, go_on, metrics, output_of
 from several_ranks import ROOT
 
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("smollm2_dir", "no_pictures")]
@@ -25,6 +26,7 @@ FLAGS = (
     "--max-tokens 8 --eval-size 2 --save-every 1"
 ).split()
 GRPO = ["--group-size", 2]
+IDS = torch.arange(3, 60)[None]
 
 
 def flags_of(out, taught, *more):
@@ -70,6 +72,43 @@ def test_a_run_learns_what_it_samples(trained):
     adapters = load_file(trained / "checkpoint-000002" / "adapter" / "adapter_model.safetensors")
     assert len(adapters) == 2 * 7 * 30  # A and B, of seven layers, in thirty blocks
     assert all(tensor.any() for tensor in adapters.values())
+
+
+def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(
+    trained, taught, tmp_path, monkeypatch
+):
+    """The power goes in the second step's dialogues. From the checkpoint of the first it is done
+    again: the same words and the same numbers, byte for byte but for the seconds."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        # 2 dialogues of the evaluation before, 4 and the metrics of step 1, then those of step 2
+        cut_at(9, patch)
+        assert rlver.main(flags_of(out, taught, *GRPO, "--steps", 2)) == 130
+    assert (out / "checkpoint-000001").exists()
+    assert go_on(out) == 0
+    assert metrics(out) == metrics(trained)
+    assert (out / "dialogues.jsonl").read_bytes() == (trained / "dialogues.jsonl").read_bytes()
+    place = "checkpoint-000002/model.safetensors"
+    assert (out / place).read_bytes() == (trained / place).read_bytes()
+    shutil.rmtree(out)
+
+
+def test_ppo_with_adapters_for_its_critic_takes_a_step_and_goes_on(tmp_path, taught):
+    """Three views of one base: the critic's adapters and head are in the checkpoint, and are there
+    after the resume."""
+    out = tmp_path / "ppo"
+    assert rlver.main(flags_of(out, taught, "--algo", "ppo", "--critic-lr", 2e-3)) == 0
+    saved = torch.load(out / "checkpoint-000001" / "trainer.pt", weights_only=True)["adapters"]
+    critic = {name: tensor for name, tensor in saved.items() if "critic" in name}
+    assert len(critic) == 2 * 7 * 30 + 2  # and the head, weight and bias
+    assert critic["critic.head.weight"].any()
+    assert go_on(out, "--steps", 2) == 0
+    steps = metrics(out)
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all(row["explained_variance"] is not None and row["grad_norm"] > 0 for row in steps)
+    again = torch.load(out / "checkpoint-000002" / "trainer.pt", weights_only=True)["adapters"]
+    assert not torch.equal(again["critic.head.weight"], critic["critic.head.weight"])
+    shutil.rmtree(out)
 
 
 # -------------------------------------------------------------------------------- what is done next

@@ -1,7 +1,7 @@
 """vLLM for real: its CPU build samples in this process. Without it these tests skip by name;
 .ci/run has an environment for them."""
 
-from support.answers import code_of, fill, read_answer
+from support.answers import PROMPTS, code_of, fill, read_answer
 from support.chat_format import ChatFormat
 from support.loading import load_model, stop_ids
 from support.ranks import iter_full_weights
@@ -36,6 +36,7 @@ from reader import Reader
 from runs import metrics, words
 from simulator import REPLY_SCHEMA, Simulator
 from teach import YES_NO, questions_of
+from tools import fitness
 
 pytestmark = pytest.mark.skipif(
     not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install"
@@ -274,15 +275,41 @@ def test_a_server_reads_what_this_process_reads(taught):
         assert odds == pytest.approx(right, abs=1e-4)
 
 
-def test_a_server_keeps_even_a_small_model_to_the_form(smollm2_dir):
-    """SmolLM2 is too small to play a user: it cannot copy the code, or does not end a text. And yet
-    its answer is the whole object that f_reply asks for, because the server enforces it."""
-    # on two old cores a prompt and 300 tokens take a minute, in bf16 several
+@pytest.fixture
+def smollm2_server(smollm2_dir):
+    # in fp32: an old processor computes in bf16 several times more slowly
     with served(smollm2_dir, "smollm2", "--dtype", "float32") as url:
-        model = ServerModel("smollm2", url, most_tokens=300)
-        user = Simulator(model).example()
-        template, values = user.simulator.prompts["reply"], user.values()
-        prompt = fill(template, {**values, "code": code_of(template, values)})
-        text = asyncio.run(model(prompt, REPLY_SCHEMA))
+        yield url
+
+
+def test_a_small_model_keeps_the_form_and_is_unfit(smollm2_server, tmp_path, monkeypatch, capfd):
+    """SmolLM2 is too small to play a user, and yet its answer is the whole object that f_reply asks
+    for, in 300 tokens, because the server enforces it. But it cannot copy the code, or does not end
+    a text: so a run ends before it has begun, with one line, and the tool that measures models says
+    that it is unfit."""
+    chat = ServerModel.chat
+
+    async def short_chat(model, messages, max_tokens, **options):
+        return await chat(model, messages, min(max_tokens, 300), **options)
+
+    monkeypatch.setattr(ServerModel, "chat", short_chat)
+    model = ServerModel("smollm2", smollm2_server)
+    user = Simulator(model).example()
+    template, values = user.simulator.prompts["reply"], user.values()
+    prompt = fill(template, {**values, "code": code_of(template, values)})
+    text = asyncio.run(model(prompt, REPLY_SCHEMA))
     assert model.format == "json_schema" and not text.cut
     assert list(read_answer(text, REPLY_SCHEMA)) == list(REPLY_SCHEMA)
+    monkeypatch.setattr(ServerModel, "formats", ["json_schema"])  # the others take as long
+    monkeypatch.chdir(tmp_path)
+    plays = ["--simulator", f"openai:smollm2@{smollm2_server}"]
+    files = [str(PROMPTS / "profiles" / f"en_{split}.jsonl") for split in ("train", "test")]
+    # on two old cores a prompt and 300 tokens take a minute
+    patient = ["--simulator-timeout", "280"]
+    assert rlver.main([*plays, *patient, "--profiles", *files, "--out", "run"]) == 2
+    *_, last = capfd.readouterr().err.splitlines()
+    assert "smollm2 refuses the prompts, or cannot keep the form" in last
+    assert "another code" in last or "cut by the limit of tokens" in last
+    assert not (tmp_path / "run").exists()
+    assert fitness.main([*plays, "--replies", "10"]) == 1
+    assert "verdict: unfit" in capfd.readouterr().out
