@@ -64,19 +64,16 @@ class WholeRuns:
         self.models = {}
 
     def __call__(self, name):
-        out = self.place / name
-        if name not in self.models:
-            self.make(name, out)
-        return out
-
-    def make(self, name, out):
         def keep(*args):
             self.models[name] = Models(*args)
             return self.models[name]
 
-        with in_moods() as patch:
-            patch.setattr(rlver, "Models", keep)
-            assert go(self.model, out, *ALGO[name]) == 0
+        out = self.place / name
+        if name not in self.models:
+            with in_moods() as patch:
+                patch.setattr(rlver, "Models", keep)
+                assert go(self.model, out, *ALGO[name]) == 0
+        return out
 
 
 def words(*flags):

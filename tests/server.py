@@ -206,10 +206,11 @@ def failure(status, message, headers=None):
     return status, headers or {}, {"error": {"message": message}}
 
 
-def completion(text, finish_reason="stop"):
-    """The body of an answer."""
-    message = {"role": "assistant", "content": text}
-    return {"choices": [{"index": 0, "finish_reason": finish_reason, "message": message}]}
+def completion(text, finish_reason="stop", error=None, **more):
+    """The body of an answer, with `more` in its message, or with an error in its choice."""
+    message = {"role": "assistant", "content": text, **more}
+    choice = {"index": 0, "finish_reason": finish_reason, "message": message}
+    return {"choices": [{**choice, "error": error} if error else choice]}
 
 
 def start(*flags):

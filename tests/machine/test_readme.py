@@ -135,18 +135,10 @@ def test_every_command_parses():
 )
 def test_the_toy_commands_run(flags, tmp_path):
     """As they stand in the README and in docs/, but for fewer steps, dialogues and users."""
-    short = [
-        "--steps",
-        "0" if "0" in flags else "1",
-        "--batch-size",
-        "16",
-        "--eval-size",
-        "8",
-        "--out",
-        str(tmp_path / "run"),
-    ]
+    steps = "0" if "0" in flags else "1"
+    short = ["--steps", steps, *"--batch-size 16 --eval-size 8 --out".split(), str(tmp_path)]
     assert rlver.main([*flags, *short]) == 0
-    assert replay.main([str(tmp_path / "run" / "dialogues.jsonl")]) == 0
+    assert replay.main([str(tmp_path / "dialogues.jsonl")]) == 0
 
 
 # what a run is made of, with no example of its own

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import judging
-import simulator
+from answering import Model, feeling, tagged
 from people import toy_profiles
 from result_files import lines, measure, train, write
+from simulator import Simulator, User
 from tools import replay
 from tools.dialogues import load_dialogues
 
@@ -105,25 +106,16 @@ def test_the_same_replies_to_two_users(good, tmp_path):
 def test_a_user_hears_each_reply_in_the_recorded_emotion(good):
     """After the recorded past and nothing else: a user who went on with what it felt itself would
     judge another dialogue from the second reply on. Without texts it does go on, to its end."""
-    asked = []
-
-    class Deaf:
-        reader = None
-        purposes = {"eq": ""}
-        prompts = {"emotion": ""}
-
-        async def ask(self, template, values, schema, dialogue):
-            asked.append((values["emotion"], json.loads(values["dialogue"])))
-            return "", {**dict.fromkeys(schema, ""), "change": -10}
-
     d = load_dialogues(good)[0]
     texts = ["other", None, *[turn["reply"] for turn in d.turns[2:]]]
-    for said, emotions in ((texts, [40, 56, 64, 72]), (None, [40, 30, 20, 10])):
-        asked.clear()
-        user = simulator.User(Deaf(), d.profile, 40)
+    for said, emotions in ((texts, "40 56 64 72"), (None, "40 30 20 10")):
+        model = Model([feeling(-10)])
+        user = User(Simulator(model), d.profile, 40)
         felt = asyncio.run(replay.replay(d.first_line, d.turns[:5], user, said))
-        assert [emotion for emotion, _ in asked] == emotions and len(felt) == 5
-        for _, dialogue in asked:
+        asked = [tagged(prompt, "dialogue") for prompt in model.prompts]
+        assert [tagged(prompt, "emotion") for prompt in model.prompts] == emotions.split()
+        assert len(felt) == 5
+        for dialogue in map(json.loads, asked):
             i = len(dialogue) // 2 - 1
             replies = [turn["reply"] for turn in d.turns[:i]]
             now = said[i] if said else d.turns[i]["reply"]

@@ -216,11 +216,6 @@ def test_only_common_users_are_compared(tmp_path):
 # ----------------------------------------------------------------------------- what is this policy?
 
 
-def measured(path, *flags):
-    assert measure(*flags, "--limit", 4, "--max-turns", 2, "--out", path) == 0
-    return rows(path)
-
-
 @pytest.mark.slow
 def test_the_same_weights_are_the_same_policy_however_they_are_named(
     half, tiny_dir, tmp_path, monkeypatch
@@ -234,7 +229,9 @@ def test_the_same_weights_are_the_same_policy_however_they_are_named(
     before, histories = files(tiny_dir), []
     for policy, label in ((half, newest), (newest, newest), (copied, copied)):
         path = tmp_path / f"{len(histories)}.jsonl"
-        dialogues = measured(path, "--policy", policy)
+        flags = ["--policy", policy, "--limit", 4, "--max-turns", 2]
+        assert measure(*flags, "--out", path) == 0
+        dialogues = rows(path)
         assert dialogues[0]["rlver"].items() >= {"max_tokens": 6, "policy": str(label)}.items()
         histories.append([row["history"] for row in dialogues])
     assert histories[0] == histories[1] == histories[2]

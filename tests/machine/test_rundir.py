@@ -520,23 +520,15 @@ def test_the_head_of_a_run(capsys):
     assert "on 2 ranks." in text and "The user toy is a script" in text
 
 
-def test_a_run_ends_with_its_table_its_report_and_the_next_command(tmp_path, capsys):
-    out = tmp_path / "a run"
-    write_json(out / "config.json", {"simulator": "toy", "max_turns": 3})
-    scores = {"stderr": 1.5, "success": 0.0, "failure": 30.0, "malformed": 2.0, "n": 32}
-    told = {
-        "before": {"score": 23.5, **scores},
-        "after": {"score": 87.25, **scores, "failure": 0.0},
-        "seconds": {"total": 50, "rollout": 30},
-        "warnings": [],
-    }
-    write_json(out / "summary.json", told)
+def test_a_run_ends_with_its_table_its_report_and_the_next_command(half, tmp_path, capsys):
+    out = shutil.copytree(half, tmp_path / "a run")
     report.print_summary(out)
     text = capsys.readouterr().out
     assert "held-out users, mean final emotion (from 30, 3 replies):" in text
     lines = [line.split() for line in text.splitlines()]
-    assert ["after", "87.2", "1.5", "0.0%", "0.0%", "32"] in lines
-    assert ["rollout", "30", "s"] in lines
+    after = [f"{summary(out)['after'][key]:.1f}" for key in ("score", "stderr")]
+    assert ["after", *after, "0.0%", "0.0%", "4"] in lines
+    assert "rollout" in [line[0] for line in lines if line[2:] == ["s"]]
     assert "The user toy is a script" in " ".join(text.split())
     # the path has a space in it: what is printed can be typed
     *_, opened, title, command = text.splitlines()
