@@ -28,6 +28,10 @@ from tabular import (
 
 pytestmark = pytest.mark.usefixtures("unclipped")
 
+# Two dialogues, and random advantages and returns of their tokens. No test changes them.
+SPEECH = pack(talk(0, 2, 5), talk(1, 3, 4))
+ADVANTAGES, RETURNS = ([normal(*SPEECH.ids.shape, seed=s)] for s in (1, 2))
+
 
 def gradients(
     policy, minibatches, advantages, critic=None, returns=None, old=None, ref=None, cfg=None, **more
@@ -108,12 +112,10 @@ def test_what_sharding_divides_is_multiplied_back():
     """FSDP hands out the mean of the ranks' gradients, where their sum is meant: each rank's share
     is made larger by the number of ranks, the critic's too. Else the more GPUs, the wider the limit
     on its norm."""
-    batch = pack(talk(0, 2, 5), talk(1, 3, 4))
-    advantages, returns = ([normal(*batch.ids.shape, seed=s)] for s in (1, 2))
 
     def step(ranks):
         model, more = Values(), dict(cfg=cfg_of(entropy_coef=0.1), world_size=ranks)
-        return gradients(Table(), [[batch]], advantages, model, returns, **more)[:2]
+        return gradients(Table(), [[SPEECH]], ADVANTAGES, model, RETURNS, **more)[:2]
 
     for of_one, of_eight in zip(step(1), step(8)):
         close(of_eight[0], 8 * of_one[0])
@@ -130,8 +132,8 @@ def test_a_micro_batch_in_which_the_policy_is_silent_adds_nothing():
         # to take no step at all is right as well
         return torch.cat(seen + of_critic or [torch.zeros(1)]), metrics
 
-    speech, silence = pack(talk(0, 2, 5), talk(1, 3, 4)), pack(talk(2, 3))
-    (wanted, told), (got, said) = step(speech), step(silence, speech, silence)
+    silence = pack(talk(2, 3))
+    (wanted, told), (got, said) = step(SPEECH), step(silence, SPEECH, silence)
     close(got, wanted)
     assert said == pytest.approx(told)
     none, nothing = step(silence)
@@ -166,12 +168,11 @@ def test_k1_is_no_loss():
     """k1 belongs in the reward, where it has been put before a step is taken. In the loss its
     gradient is 0 on average and noise in every batch; so a step of k1 is the step without it, and
     that of the others is not."""
-    batch = pack(talk(0, 2, 5), talk(1, 3, 4))
-    ref, advantages = log_probs_of(Table(9), [batch]), [normal(*batch.ids.shape, seed=1)]
+    ref = log_probs_of(Table(9), [SPEECH])
 
     def gradient(estimator, kl_coef=0.3):
         cfg = cfg_of(kl_coef=kl_coef, kl_estimator=estimator)
-        (seen,), *_ = gradients(Table(), [[batch]], advantages, ref=ref, cfg=cfg)
+        (seen,), *_ = gradients(Table(), [[SPEECH]], ADVANTAGES, ref=ref, cfg=cfg)
         return seen
 
     without = gradient("k3", 0.0)
@@ -197,9 +198,7 @@ def test_each_model_is_clipped_by_itself(monkeypatch):
     """Each norm is cut to the limit, and not that of both models together. The metric is the norm
     before: the one after never says more than the limit."""
     monkeypatch.setattr(ppo, "MAX_GRAD_NORM", 0.02)
-    batch = pack(talk(0, 2, 5), talk(1, 3, 4))
-    advantages, returns = ([normal(*batch.ids.shape, seed=s)] for s in (1, 2))
-    seen, of_critic, metrics = gradients(Table(), [[batch]], advantages, Values(), returns)
+    seen, of_critic, metrics = gradients(Table(), [[SPEECH]], ADVANTAGES, Values(), RETURNS)
     close([seen[0].norm(), of_critic[0].norm()], [0.02, 0.02], 1e-4)
     assert metrics["grad_norm"] > 0.1
 
