@@ -33,6 +33,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from support.command_line import Parser, positive
+from support.files import read_json, read_jsonl
 from support.results import recorded_dialogues
 
 import numpy as np
@@ -155,8 +156,7 @@ class Results:
         """The lines as {name of the job: line}."""
         if not self.path.is_file():
             return {}
-        lines = self.path.read_text(encoding="utf-8").splitlines()
-        return {line["name"]: line for line in map(json.loads, lines)}
+        return {line["name"]: line for _, line, _ in read_jsonl(self.path)}
 
     def add(self, line):
         """Append a line. The lock keeps lines whole if several processes add one at the same
@@ -173,8 +173,8 @@ def kept(row, keys):
 
 def line_of_run(job, place):
     """The line of a run that is over, from its directory `place`."""
-    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-    summary = json.loads((place / "summary.json").read_text())
+    rows = [row for _, row, _ in read_jsonl(place / "metrics.jsonl")]
+    summary = read_json(place / "summary.json")
     line = {
         "name": job.name,
         "part": job.part,
@@ -254,8 +254,8 @@ def examine(job):
     with tempfile.TemporaryDirectory() as place:
         flags = os.path.expandvars(job.flags).split()
         fitness.main([*flags, "--json", f"{place}/found.json"])
-        found = json.loads(Path(place, "found.json").read_text(encoding="utf-8"))
-    return {"table": found["table"], "verdict": found["verdict"]}
+        found = read_json(f"{place}/found.json")
+    return kept(found, ("table", "verdict"))
 
 
 def train(job):
@@ -289,9 +289,9 @@ def seeds_of(measured, name):
     return sorted(lines, key=lambda line: int(line["name"].rsplit("-", 1)[1]))
 
 
-def first(line, key="score"):
-    """A number of a run's evaluation before the training."""
-    return line["evaluations"][0][key]
+def first(line):
+    """The score of a run's evaluation before the training."""
+    return line["evaluations"][0]["score"]
 
 
 def last(line, key="score"):
@@ -303,14 +303,14 @@ def last(line, key="score"):
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 
 
-def interval(values, digits=1):
+def interval(values):
     """The mean over 1 to 16 seeds and half of its 95 % interval, t s / sqrt(n), as
     "80.0 ± 24.8"; s is the standard deviation over the n seeds. One seed has no interval."""
     n = len(values)
     if n == 1:
-        return f"{values[0]:.{digits}f}"
+        return f"{values[0]:.1f}"
     half = T_95[n - 2] * np.std(values, ddof=1) / n**0.5
-    return f"{np.mean(values):.{digits}f} ± {half:.{digits}f}"
+    return f"{np.mean(values):.1f} ± {half:.1f}"
 
 
 # --------------------------------------------------------------------------------------- the tables
@@ -532,10 +532,8 @@ def documents():
 
 def markdown(columns, rows):
     """A table in Markdown."""
-    head = "| " + " | ".join(map(str, columns)) + " |"
-    rule = "|" + "---|" * len(columns)
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    return "\n".join([head, rule, *lines])
+    head, *lines = ("| " + " | ".join(map(str, row)) + " |" for row in [columns, *rows])
+    return "\n".join([head, "|" + "---|" * len(columns), *lines])
 
 
 def with_measured(text, measured):
@@ -554,10 +552,8 @@ def with_measured(text, measured):
 def write_documents(measured):
     """Write all tables."""
     for path in documents():
-        text = path.read_text(encoding="utf-8")
-        new_text = with_measured(text, measured)
-        if new_text != text:
-            path.write_text(new_text, encoding="utf-8")
+        text = with_measured(path.read_text(encoding="utf-8"), measured)
+        path.write_text(text, encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------------- command line
@@ -565,7 +561,15 @@ def write_documents(measured):
 
 def main(argv=None):
     """Do what the flags say."""
-    args = make_parser().parse_args(argv)
+    parts = list(dict.fromkeys(job.part for job in jobs()))
+    parser = Parser(prog="tables.py", description=__doc__.split("\n\n")[0])
+    add = parser.add_argument
+    text = f"of {', '.join(parts)}"
+    add("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=text)
+    add("--jobs", type=positive, default=2, help="runs at a time")
+    add("--list", action="store_true", help="make nothing: tell what is missing")
+    add("--write", action="store_true", help="make nothing: write the tables")
+    args = parser.parse_args(argv)
     results = Results(ROOT / "benchmarks" / "runs.jsonl")
     chosen = [job for job in jobs() if job.part in args.only]
     if args.list:
@@ -588,24 +592,6 @@ def do_jobs(chosen, results, at_once):
     for job in chosen:
         if job.threads > 1:
             do_job(job, results)
-
-
-def make_parser():
-    """The command line."""
-    parts = list(dict.fromkeys(job.part for job in jobs()))
-    parser = Parser(prog="tables.py", description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=parts,
-        default=parts,
-        metavar="PART",
-        help=f"of {', '.join(parts)}",
-    )
-    parser.add_argument("--jobs", type=positive, default=2, help="runs at a time")
-    parser.add_argument("--list", action="store_true", help="make nothing: tell what is missing")
-    parser.add_argument("--write", action="store_true", help="make nothing: write the tables")
-    return parser
 
 
 if __name__ == "__main__":

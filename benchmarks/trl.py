@@ -239,22 +239,16 @@ def compare(seed, steps, every=5):
     return result
 
 
-def dialogues_until(points, goal):
-    """Training dialogues until the held-out score first passes `goal`, on straight lines between
-    the evaluations `points` [(step, score)]; None if it never does."""
-    for (step, score), (next_step, next_score) in itertools.pairwise(points):
-        if score < goal <= next_score:
-            share = (goal - score) / (next_score - score)
-            return BATCH * (step + (next_step - step) * share)
-    return None
-
-
 def seconds_until(cycles):
     """Seconds of training until the held-out score first passes GOAL, evaluations joined by
     straight lines; NaN if it never does."""
+    ends = np.cumsum([0] + [c["seconds"] for c in cycles[1:]])  # of each cycle
     scores = [(step, c["score"]) for step, c in enumerate(cycles) if "score" in c]
-    step = (dialogues_until(scores, GOAL) or np.nan) / BATCH
-    return np.interp(step, range(len(cycles)), np.cumsum([0] + [c["seconds"] for c in cycles[1:]]))
+    for (step, score), (next_step, next_score) in itertools.pairwise(scores):
+        if score < GOAL <= next_score:
+            share = (GOAL - score) / (next_score - score)
+            return np.interp(step + (next_step - step) * share, range(len(cycles)), ends)
+    return np.nan
 
 
 def median(cycles, key):
