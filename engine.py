@@ -91,13 +91,11 @@ class Request:
     """One reply that is being sampled."""
 
     prompt: list  # token ids
-    max_tokens: int
-    rng: np.random.Generator
+    uniform: np.ndarray  # random numbers in [0, 1), one for each token that it may have
     key: object  # of its dialogue, or None
     result: asyncio.Future  # (ids, log_probs)
     ids: list = field(default_factory=list)  # sampled so far
     log_probs: list = field(default_factory=list)
-    uniform: np.ndarray = None  # random numbers in [0, 1), one for each token
 
 
 class TorchEngine:
@@ -178,7 +176,7 @@ class TorchEngine:
         reply becomes.
         """
         result = asyncio.get_running_loop().create_future()
-        self.waiting.append(Request(prompt, max_tokens, rng, key, result))
+        self.waiting.append(Request(prompt, rng.random(max_tokens), key, result))
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())
         return await result
@@ -220,7 +218,6 @@ class TorchEngine:
 
             self.key_of_slot[slot] = request.key
             self.running[slot] = request
-            request.uniform = request.rng.random(request.max_tokens)
         if chunks:
             self.forward(list(chunks), list(chunks.values()))
 
@@ -305,7 +302,7 @@ class TorchEngine:
         request = self.running[slot]
         request.ids.append(token)
         request.log_probs.append(log_prob)
-        if token not in self.stop_ids and len(request.ids) < request.max_tokens:
+        if token not in self.stop_ids and len(request.ids) < len(request.uniform):
             return
         del self.running[slot]
         if request.key is None:  # no later turn will use the slot's row again

@@ -93,7 +93,6 @@ class Models:
             self.chat = ChatFormat(
                 self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
             )
-        self.pad = self.tokenizer.pad_token_id or 0
         # tokens of a dialogue
         self.context = model.config.get_text_config().max_position_embeddings
 
@@ -231,7 +230,7 @@ class Models:
         rng = np.random.default_rng([self.cfg.seed, SEEDS["probe"]])
         ids, log_probs = self.runner.run(self.engine.generate(prompt, 16, rng, key=None))
         rows = [Segment(prompt), Segment(ids, log_probs=log_probs)], [Segment(prompt)]
-        batch = pack([Episode("probe", 0, "", segments=row) for row in rows], self.pad)
+        batch = pack([Episode("probe", 0, "", segments=row) for row in rows])
         batch.positions[1] += self.context - len(prompt)
         batch = batch.to(self.device)
         # raises SelfCheckFailed beyond the limits
@@ -334,7 +333,7 @@ class DistanceFromStart:
     So the starting policy need not stay in memory."""
 
     def __init__(self, models, path):
-        self.policy, self.device, self.pad = models.policy, models.device, models.pad
+        self.policy, self.device = models.policy, models.device
         self.path = path
 
     def keep(self, episodes):
@@ -343,7 +342,7 @@ class DistanceFromStart:
         episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
         kept = []
         for episode in episodes:
-            batch = pack([episode], self.pad)
+            batch = pack([episode])
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
             kept.append((vars(batch), log_probs.cpu()))
         if rank() == 0:
@@ -357,7 +356,7 @@ class DistanceFromStart:
         many, empty ones if need be, because a forward pass is a collective call. Only the first
         rank needs the file. Raises BadInput if it is not whole."""
         kept = broadcast(load_tensors, self.path)
-        empty = dummy_batch(self.pad)
+        empty = dummy_batch()
         while len(kept) % world_size():
             kept.append((vars(empty), empty.engine_log_probs))
         self.dialogues = [

@@ -103,7 +103,7 @@ def test_an_update_of_adapters(tiny_dir, device):
         reference=parts[2],
         ratio_limit=0.2,
     )
-    minibatches = split_batch(make_episodes(), 6, 2, 60, 0, 0, device, lambda x: x)
+    minibatches = split_batch(make_episodes(), 6, 2, 60, 0, device)
     metrics = ppo_update(handed, minibatches, cfg_of(entropy_coef=0.01, kl_coef=0.1))
     assert all(np.isfinite(value) for value in metrics.values())
     for name, p in root.named_parameters():
