@@ -283,8 +283,16 @@ class TorchEngine:
         drawn_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
 
         for i, token, log_prob in zip(active, tokens[:, 0].tolist(), drawn_log_probs):
-            self.ids_in_slot[slots[i]] += chunks[i]
-            self.append_token(slots[i], token, log_prob)
+            slot, request = slots[i], self.running[slots[i]]
+            self.ids_in_slot[slot] += chunks[i]
+            request.ids.append(token)
+            request.log_probs.append(log_prob)
+            # a reply ends with a stop token or at its limit
+            if token in self.stop_ids or len(request.ids) == len(request.uniform):
+                del self.running[slot]
+                if request.key is None:  # no later turn will use the slot's row again
+                    del self.ids_in_slot[slot]
+                request.result.set_result((request.ids, request.log_probs))
 
     def draw(self, log_probs, requests):
         """The next token of each of the R requests, from its row of log_probs [R, V]: [R, 1]."""
@@ -296,18 +304,6 @@ class TorchEngine:
         uniform = torch.tensor(draws, dtype=torch.float64, device=cdf.device)  # [R, 1]
         tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
         return tokens.clamp(max=cdf.shape[-1] - 1)  # a draw next to 1 may be rounded to the end
-
-    def append_token(self, slot, token, log_prob):
-        """Add a token to the reply of a slot, which ends with the stop token or at its limit."""
-        request = self.running[slot]
-        request.ids.append(token)
-        request.log_probs.append(log_prob)
-        if token not in self.stop_ids and len(request.ids) < len(request.uniform):
-            return
-        del self.running[slot]
-        if request.key is None:  # no later turn will use the slot's row again
-            del self.ids_in_slot[slot]
-        request.result.set_result((request.ids, request.log_probs))
 
 
 # --------------------------------------------------------------------------------------------- vLLM

@@ -172,17 +172,16 @@ def who_talks(args, name):
     for a policy that is a run it changes their prompts, but not the policy's."""
     found = find_weights(name, args.step)
     run_settings = found.run_settings
-    played_by = {
-        key: getattr(args, key) or run_settings.get(key, USUAL_USER[key]) for key in USUAL_USER
-    }
-    player, lang, reader = (played_by[key] for key in ("simulator", "lang", "reader"))
+    player, lang, difficulty, reader = (
+        getattr(args, key) or run_settings.get(key, usual) for key, usual in USUAL_USER.items()
+    )
     users, held_out = users_to_measure_with(args, found, player, lang)
     if args.simulator and not args.reader:  # the run's reader belongs to the run's simulator
         reader = None
     simulator = make_simulator(
         player,
         lang,
-        played_by["difficulty"],
+        difficulty,
         temperature=args.simulator_temperature,
         reader=reader,
         template_args=args.template_args or run_settings.get("template_args"),
@@ -195,7 +194,7 @@ def who_talks(args, name):
         # without addresses: a model is the same wherever it is served
         "simulator": user_label(player),
         "lang": lang,
-        "difficulty": played_by["difficulty"],
+        "difficulty": difficulty,
         "reader": reader and user_label(reader),
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in users]),
