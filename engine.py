@@ -91,13 +91,11 @@ class Request:
     """One reply that is being sampled."""
 
     prompt: list  # token ids
-    max_tokens: int
-    rng: np.random.Generator
+    uniform: np.ndarray  # random numbers in [0, 1), one for each token that it may have
     key: object  # of its dialogue, or None
     result: asyncio.Future  # (ids, log_probs)
     ids: list = field(default_factory=list)  # sampled so far
     log_probs: list = field(default_factory=list)
-    uniform: np.ndarray = None  # random numbers in [0, 1), one for each token
 
 
 class TorchEngine:
@@ -178,7 +176,7 @@ class TorchEngine:
         reply becomes.
         """
         result = asyncio.get_running_loop().create_future()
-        self.waiting.append(Request(prompt, max_tokens, rng, key, result))
+        self.waiting.append(Request(prompt, rng.random(max_tokens), key, result))
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())
         return await result
@@ -220,7 +218,6 @@ class TorchEngine:
 
             self.key_of_slot[slot] = request.key
             self.running[slot] = request
-            request.uniform = request.rng.random(request.max_tokens)
         if chunks:
             self.forward(list(chunks), list(chunks.values()))
 
@@ -286,8 +283,16 @@ class TorchEngine:
         drawn_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
 
         for i, token, log_prob in zip(active, tokens[:, 0].tolist(), drawn_log_probs):
-            self.ids_in_slot[slots[i]] += chunks[i]
-            self.append_token(slots[i], token, log_prob)
+            slot, request = slots[i], self.running[slots[i]]
+            self.ids_in_slot[slot] += chunks[i]
+            request.ids.append(token)
+            request.log_probs.append(log_prob)
+            # a reply ends with a stop token or at its limit
+            if token in self.stop_ids or len(request.ids) == len(request.uniform):
+                del self.running[slot]
+                if request.key is None:  # no later turn will use the slot's row again
+                    del self.ids_in_slot[slot]
+                request.result.set_result((request.ids, request.log_probs))
 
     def draw(self, log_probs, requests):
         """The next token of each of the R requests, from its row of log_probs [R, V]: [R, 1]."""
@@ -299,18 +304,6 @@ class TorchEngine:
         uniform = torch.tensor(draws, dtype=torch.float64, device=cdf.device)  # [R, 1]
         tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
         return tokens.clamp(max=cdf.shape[-1] - 1)  # a draw next to 1 may be rounded to the end
-
-    def append_token(self, slot, token, log_prob):
-        """Add a token to the reply of a slot, which ends with the stop token or at its limit."""
-        request = self.running[slot]
-        request.ids.append(token)
-        request.log_probs.append(log_prob)
-        if token not in self.stop_ids and len(request.ids) < request.max_tokens:
-            return
-        del self.running[slot]
-        if request.key is None:  # no later turn will use the slot's row again
-            del self.ids_in_slot[slot]
-        request.result.set_result((request.ids, request.log_probs))
 
 
 # --------------------------------------------------------------------------------------------- vLLM

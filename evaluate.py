@@ -66,7 +66,7 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
             simulator,
             todo,
             1,
-            lambda number: policy.make_agent([settings["seed"], SEEDS["benchmark"], number]),
+            lambda n: policy.make_agent(seed=[settings["seed"], SEEDS["benchmark"], n]),
             settings["max_turns"],
             start=settings["start"],
             stop_below=FAILURE_BELOW,
@@ -198,26 +198,20 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
 
 
 def read_scored(path, rule=None):
-    """`read_results`, each row with the "rule" that it is scored by and with the "final" of this
-    rule (see `final_of`). Without a rule, ours are scored by "every"; SAGE's always by "sage",
-    because they do not hold the emotion after a tenth reply."""
+    """`read_results`, each row with the "rule" that it is scored by and with the "final" emotion by
+    this rule. "every": every reply is scored. "sage", as SAGE's own loop: if there are as many
+    replies as are allowed, the last one is not scored (ten replies, nine of them scored). Without a
+    rule, ours are scored by "every"; SAGE's always by "sage", because they do not hold the emotion
+    after a tenth reply."""
     rows = read_results(path)
     for row in rows:
         is_ours = "policy" in row["made_by"]
         row["rule"] = (rule or "every") if is_ours else "sage"
-        row["final"] = final_of(row)
+        turns = row["turns"]  # the last emotion is None if it was not scored, or malformed
+        is_full = len(turns) == row["made_by"]["max_turns"]
+        if row["rule"] == "sage" and is_full and turns[-1]["emotion"] is not None:
+            row["final"] = [row["start"], *emotions_of(turns)][-2]
     return rows
-
-
-def final_of(row):
-    """The final emotion of a dialogue by its "rule". "every": every reply is scored. "sage", as
-    SAGE's own loop: if there are as many replies as are allowed, the last one is not scored (ten
-    replies, nine of them scored). SAGE's files hold only that emotion; ours hold both."""
-    turns = row["turns"]  # the last emotion is None if it was not scored, or malformed
-    is_full = len(turns) == row["made_by"]["max_turns"]
-    if row["rule"] == "every" or not is_full or turns[-1]["emotion"] is None:
-        return row["final"]
-    return [row["start"], *emotions_of(turns)][-2]
 
 
 def print_score(result):
@@ -327,6 +321,7 @@ def main(argv=None):
 
 def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
+    files.refuse_overwriting({"--json": args.json}, args.score or args.compare or [])
     if args.before_after:
         run_before_after(args)
     elif args.compare:
@@ -380,7 +375,7 @@ def run_benchmark(args):
     result = score(path, args.rule, args.anyway, ids, len(lost))
     print_score(result)
     print(f"results: {path}")
-    write_tables(args, result, [path])
+    write_tables(args, result)
     # If more than a fifth is missing, the score cannot be trusted, and the exit code is an error.
     if len(lost) > MAX_LOST * len(users):
         raise TooManyLost(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
@@ -394,19 +389,18 @@ def run_scores(args):
         print_score(result)
     print_ranks(scored)
     # --json writes the tables of one file as an object, those of several as a list
-    write_tables(args, scored[0] if len(scored) == 1 else scored, args.score)
+    write_tables(args, scored[0] if len(scored) == 1 else scored)
 
 
 def run_comparison(args, before, after, ids=None):
     """Print how two result files differ. ids: see `compare`."""
     result = compare(before, after, args.rule, ids)
     print_comparison(result)
-    write_tables(args, result, [before, after])
+    write_tables(args, result)
 
 
-def write_tables(args, result, inputs):
-    """Write `result` where --json says. inputs: the files that were read."""
-    files.refuse_overwriting({"--json": args.json}, inputs)
+def write_tables(args, result):
+    """Write `result` where --json says."""
     if args.json:
         files.write_json(args.json, result)
 

@@ -51,18 +51,12 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
         limits = {"context": context, "dtype": torch.bfloat16, "memory_share": 0.9}
         return VllmEngine(path, chat.stop_id, temperature, **limits), chat, context
     engine = TorchEngine(model, chat.stop_id, temperature, share=True)
-    try_to_sample(engine, f"{prefix}{path}")
-    return engine, chat, context
-
-
-def try_to_sample(engine, name):
-    """Sample a reply of two tokens, as a test: some architectures do not take the engine's cache,
-    or its mask. Raises BadModel."""
-    try:
+    try:  # two tokens: some architectures do not take the engine's cache, or its mask
         asyncio.run(engine.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
     except Exception as error:  # transformers may raise any kind for an unusual architecture
         why = f"{type(error).__name__} {one_line(error)}"
-        raise BadModel(f"{name}: cannot be sampled from: {why}") from None
+        raise BadModel(f"{prefix}{path}: cannot be sampled from: {why}") from None
+    return engine, chat, context
 
 
 @dataclass

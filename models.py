@@ -93,13 +93,17 @@ class Models:
             self.chat = ChatFormat(
                 self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
             )
-        self.pad = self.tokenizer.pad_token_id or 0
         # tokens of a dialogue
         self.context = model.config.get_text_config().max_position_embeddings
 
         # 2. The engine. TorchEngine copies the weights while they are whole; vLLM reads their
         # directory. From step 3 on each rank has only its shard of them.
-        self.engine = self.make_engine(model, source, clock)
+        of_engine = {"dtype": self.dtype, "clock": clock, "temperature": cfg.temperature}
+        if cfg.engine == "torch":
+            self.engine = TorchEngine(model, self.chat.stop_id, device=self.device, **of_engine)
+        else:
+            of_engine |= {"context": self.context, "memory_share": cfg.engine_memory}
+            self.engine = VllmEngine(source, self.chat.stop_id, seed=cfg.seed, **of_engine)
 
         # 3. Policy, critic and reference. saved: what `gather` has collected.
         saved = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
@@ -119,7 +123,13 @@ class Models:
 
         # 5. A first sync, where one is needed, and a trial of sampling and scoring.
         try:
-            self.try_out(is_resumed=bool(saved))
+            if cfg.engine == "vllm":
+                # Sleep and wake once before the first rollout, so that a failure shows at once.
+                self.engine.sleep()
+                self.sync()  # wakes it
+            elif saved and cfg.lora_rank:
+                self.sync()  # the engine has the base only, without the checkpoint's adapters
+            self.probe(32)
         except (torch.OutOfMemoryError, torch.distributed.DistError):
             raise  # says nothing about the model
         except Exception as error:  # transformers may raise any kind for an unusual architecture
@@ -127,26 +137,7 @@ class Models:
                 f"--model {cfg.model}: cannot be trained: {type(error).__name__} {one_line(error)}"
             ) from None
 
-    # ---------------------------------------------------------------------- the steps of __init__
-
-    def make_engine(self, model, source, clock):
-        """Step 2: the engine that --engine names."""
-        cfg, stop_id = self.cfg, self.chat.stop_id
-        settings = {"dtype": self.dtype, "clock": clock}
-        if cfg.engine == "torch":
-            return TorchEngine(model, stop_id, cfg.temperature, device=self.device, **settings)
-        settings |= {"context": self.context, "memory_share": cfg.engine_memory}
-        return VllmEngine(source, stop_id, cfg.temperature, seed=cfg.seed, **settings)
-
-    def try_out(self, is_resumed):
-        """Step 5. is_resumed: were weights of a checkpoint loaded?"""
-        if self.cfg.engine == "vllm":
-            # Sleep and wake once before the first rollout, so that a failure shows at once.
-            self.engine.sleep()
-            self.sync()  # wakes it
-        elif is_resumed and self.cfg.lora_rank:
-            self.sync()  # the engine has the base only, without the checkpoint's adapters
-        self.probe(32)
+    # ----------------------------------------------------------------------- step 3 of __init__
 
     def adapters(self, model, saved):
         """Step 3: policy, critic (None without PPO) and reference, views of one frozen model with
@@ -231,7 +222,7 @@ class Models:
         rng = np.random.default_rng([self.cfg.seed, SEEDS["probe"]])
         ids, log_probs = self.runner.run(self.engine.generate(prompt, 16, rng, key=None))
         rows = [Segment(prompt), Segment(ids, log_probs=log_probs)], [Segment(prompt)]
-        batch = pack([Episode("probe", 0, "", segments=row) for row in rows], self.pad)
+        batch = pack([Episode("probe", 0, "", segments=row) for row in rows])
         batch.positions[1] += self.context - len(prompt)
         batch = batch.to(self.device)
         # raises SelfCheckFailed beyond the limits
@@ -335,7 +326,7 @@ class DistanceFromStart:
     So the starting policy need not stay in memory."""
 
     def __init__(self, models, path):
-        self.policy, self.device, self.pad = models.policy, models.device, models.pad
+        self.policy, self.device = models.policy, models.device
         self.path = path
 
     def keep(self, episodes):
@@ -344,7 +335,7 @@ class DistanceFromStart:
         episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
         kept = []
         for episode in episodes:
-            batch = pack([episode], self.pad)
+            batch = pack([episode])
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
             kept.append((vars(batch), log_probs.cpu()))
         if rank() == 0:
@@ -358,7 +349,7 @@ class DistanceFromStart:
         many, empty ones if need be, because a forward pass is a collective call. Only the first
         rank needs the file. Raises BadInput if it is not whole."""
         kept = broadcast(load_tensors, self.path)
-        empty = dummy_batch(self.pad)
+        empty = dummy_batch()
         while len(kept) % world_size():
             kept.append((vars(empty), empty.engine_log_probs))
         self.dialogues = [

@@ -52,13 +52,18 @@ def find_weights(name, step):
     directory = Path(name)
     run_settings = settings_of_run(directory)
     if run_settings:
-        path = checkpoint_of_run(directory, step)
+        existing = checkpoints(directory)
+        path = directory / f"checkpoint-{step or 0:06d}"
+        if step is None and existing:
+            path = existing[-1]
         # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
         # that the run started from.
         weights = run_settings["model"]
-        if path.is_dir():
+        if path in existing:
             state_of(path)  # it refuses an incomplete copy
             weights = path
+        elif step != 0:
+            raise BadInput(f"policy {path}: no such checkpoint; --step 0 measures where it started")
         return Found(name, str(path), weights, run_settings, directory)
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
@@ -72,18 +77,6 @@ def find_weights(name, step):
     return Found(name, name, name, {}, None)
 
 
-def checkpoint_of_run(directory, step):
-    """The checkpoint of a run: that of `step`, None for the newest. Raises BadInput if it is
-    missing; only that of step 0 may be missing."""
-    existing = checkpoints(directory)
-    path = directory / f"checkpoint-{step or 0:06d}"
-    if step is None and existing:
-        path = existing[-1]
-    if step != 0 and path not in existing:
-        raise BadInput(f"policy {path}: no such checkpoint; --step 0 measures where it started")
-    return path
-
-
 @dataclass
 class LoadedPolicy:
     """A policy that is ready to talk."""
@@ -91,14 +84,19 @@ class LoadedPolicy:
     label: str  # its name in results
     settings: dict  # how it replies: thinking or not, temperature, tokens ...
     home: Path | None  # as Found's
-    make_agent: Callable  # seed -> Agent
+    make_agent: Callable  # make_agent(seed=...) -> Agent
 
 
-def settings_of_policy(run_settings, args, is_toy):
-    """How a policy replies: as its run says, if there is one. A flag only sets what no run says,
-    except --max-tokens, which overrides the run. args: the flags of
-    `add_flags_of_talk`."""
-    return {
+def load_policy(found, args):
+    """The LoadedPolicy of `found`. args: the flags of `add_flags_of_talk`. A policy replies as its
+    run says, if there is one. A flag only sets what no run says, except --max-tokens, which
+    overrides the run. Raises BadInput or BadModel."""
+    name, label, weights, run_settings, home = found
+    kind, model_name, url = split_name(name)
+    is_toy = run_settings.get("model", weights) == "toy"
+    if args.think and not run_settings.get("think", True):
+        raise BadInput(f"--think: {label} was trained to reply without thinking")
+    settings = {
         "think": run_settings.get("think", args.think),
         "policy_lang": run_settings.get("lang", args.lang or "en"),
         "temperature": run_settings.get("temperature", 1.0),
@@ -106,69 +104,45 @@ def settings_of_policy(run_settings, args, is_toy):
         "context": args.context,
         "template_args": run_settings.get("template_args", args.template_args) or None,
     }
-
-
-def load_policy(found, args):
-    """The LoadedPolicy of `found`. args: the flags of `add_flags_of_talk`. Raises BadInput or
-    BadModel."""
-    name, label, weights, run_settings, home = found
-    kind, model_name, url = split_name(name)
-    is_toy = run_settings.get("model", weights) == "toy"
-    if args.think and not run_settings.get("think", True):
-        raise BadInput(f"--think: {label} was trained to reply without thinking")
-    settings = settings_of_policy(run_settings, args, is_toy)
-    # what toy runs start from: one policy that thinks and one that does not
-    if weights == "toy":
+    mode = world.mode_of(settings["think"])
+    if weights == "toy":  # what toy runs start from: one policy that thinks and one that does not
         weights = world.base_policy(settings["think"])
-        label = label if run_settings else f"toy, {world.mode_of(settings['think'])}"
+        label = label if run_settings else f"toy, {mode}"
+    system_prompt = load_prompt(f"policy_{mode}", settings["policy_lang"])
     if kind == "openai":
         label = f"openai:{model_name}"
         if args.context or (args.template_args and not args.reader):
             raise BadInput(f"--context, --template-args: {label} has its own; leave them out")
         server = ServerModel(model_name, url, settings["temperature"])
-        make_agent = partial(ServerAgent, server, settings)
+        make_agent = partial(ServerAgent, server, settings, system_prompt)
     else:
-        make_agent, settings["context"] = agents_in_process(weights, settings, is_toy)
+        from local import load_engine
+
+        # by vLLM where that is installed and there is a GPU
+        engine, chat, settings["context"] = load_engine(
+            weights,
+            settings["temperature"],
+            "policy ",
+            usual_engine(is_toy),
+            args.context,
+            # as in training: the toy knows its job without a system prompt
+            system_prompt="" if is_toy else system_prompt,
+            think=settings["think"],
+            template_args=settings["template_args"],
+        )
+        of_replies = {key: settings[key] for key in ("think", "max_tokens", "context")}
+        make_agent = partial(Agent, engine, chat, **of_replies)
     return LoadedPolicy(label, settings, home, make_agent)
-
-
-def agents_in_process(weights, settings, is_toy):
-    """(a function seed -> Agent, tokens of a dialogue) over weights that are loaded here: by vLLM
-    where that is installed and there is a GPU."""
-    from local import load_engine
-
-    engine, chat, context = load_engine(
-        weights,
-        settings["temperature"],
-        "policy ",
-        usual_engine(is_toy),
-        settings["context"],
-        # as in training: the toy knows its job without a system prompt
-        system_prompt="" if is_toy else system_prompt(settings),
-        think=settings["think"],
-        template_args=settings["template_args"],
-    )
-    of_replies = {"think": settings["think"], "max_tokens": settings["max_tokens"]}
-
-    def make_agent(seed):
-        return Agent(engine, chat, seed=seed, context=context, **of_replies)
-
-    return make_agent, context
-
-
-def system_prompt(settings):
-    """The system prompt of a policy with these settings."""
-    return load_prompt(f"policy_{world.mode_of(settings['think'])}", settings["policy_lang"])
 
 
 class ServerAgent:
     """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. If
     the server refuses a request, the dialogue is lost."""
 
-    def __init__(self, server, settings, seed):
+    def __init__(self, server, settings, system_prompt, seed):
         """seed: has no effect; a server draws its own random numbers."""
         self.server, self.settings = server, settings
-        self.messages = [{"role": "system", "content": system_prompt(settings)}]
+        self.messages = [{"role": "system", "content": system_prompt}]
         self.segments = []  # `converse` files an agent's tokens with the episode: here it has none
         self.cut = 0  # replies that the token limit cut, or that are empty
 
@@ -198,17 +172,16 @@ def who_talks(args, name):
     for a policy that is a run it changes their prompts, but not the policy's."""
     found = find_weights(name, args.step)
     run_settings = found.run_settings
-    played_by = {
-        key: getattr(args, key) or run_settings.get(key, USUAL_USER[key]) for key in USUAL_USER
-    }
-    player, lang, reader = (played_by[key] for key in ("simulator", "lang", "reader"))
+    player, lang, difficulty, reader = (
+        getattr(args, key) or run_settings.get(key, usual) for key, usual in USUAL_USER.items()
+    )
     users, held_out = users_to_measure_with(args, found, player, lang)
     if args.simulator and not args.reader:  # the run's reader belongs to the run's simulator
         reader = None
     simulator = make_simulator(
         player,
         lang,
-        played_by["difficulty"],
+        difficulty,
         temperature=args.simulator_temperature,
         reader=reader,
         template_args=args.template_args or run_settings.get("template_args"),
@@ -221,7 +194,7 @@ def who_talks(args, name):
         # without addresses: a model is the same wherever it is served
         "simulator": user_label(player),
         "lang": lang,
-        "difficulty": played_by["difficulty"],
+        "difficulty": difficulty,
         "reader": reader and user_label(reader),
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in users]),

@@ -8,10 +8,12 @@ Run it alone to see how one dialogue is packed:  python policy.py
 """
 
 from support.command_line import Parser
+from support.ranks import all_gather_list
 
 import math
 import random
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -59,49 +61,39 @@ class Batch:
         return Batch(**{name: value.to(device) for name, value in vars(self).items()})
 
 
-def pack(episodes, pad_id=0, reward="terminal", multiple=1):
+def pack(episodes, reward="terminal", multiple=1):
     """Lay `episodes` out as one Batch. Its length L is that of the longest one, rounded up to a
     multiple of `multiple`. reward: the kind, as in Episode.turn_rewards.
 
-    Padding is pad_id at position 0 on branch -1, and False or 0 in all other fields."""
+    Padding is on branch -1, and False or 0 in all other fields. Its id may be any one, because no
+    other token sees it and nothing is predicted from it."""
     rows = [lay_out(episode) for episode in episodes]
-    longest = max(len(row.ids) for row in rows)
+    longest = max(len(row["ids"]) for row in rows)
     length = math.ceil(longest / multiple) * multiple
 
-    def pad(lists, filler, dtype):
-        return torch.tensor([x + [filler] * (length - len(x)) for x in lists], dtype=dtype)
+    def pad(name, filler=0):  # the filler has the type of the field
+        return torch.tensor([row[name] + [filler] * (length - len(row[name])) for row in rows])
 
     rewards = [torch.tensor(e.turn_rewards(reward)) for e in episodes]
     return Batch(
-        ids=pad([row.ids for row in rows], pad_id, torch.long),
-        positions=pad([row.positions for row in rows], 0, torch.long),
-        branch=pad([row.branch for row in rows], -1, torch.long),
-        action_mask=pad([row.action_mask for row in rows], False, torch.bool),
-        engine_log_probs=pad([row.log_probs for row in rows], 0.0, torch.float32),
-        turn=pad([row.turn for row in rows], 0, torch.long),
+        ids=pad("ids"),
+        positions=pad("positions"),
+        branch=pad("branch", -1),
+        action_mask=pad("action_mask", False),
+        engine_log_probs=pad("log_probs", 0.0),
+        turn=pad("turn"),
         reward=nn.utils.rnn.pad_sequence(rewards, batch_first=True),
         group=torch.tensor([e.group for e in episodes]),
     )
 
 
-@dataclass
-class Row:
-    """One dialogue of a Batch before it is padded: each field has one entry per token."""
-
-    ids: list = field(default_factory=list)
-    positions: list = field(default_factory=list)
-    branch: list = field(default_factory=list)
-    action_mask: list = field(default_factory=list)
-    log_probs: list = field(default_factory=list)
-    turn: list = field(default_factory=list)
-
-
 def lay_out(episode):
-    """The segments of a dialogue, one behind the other, as a Row.
+    """The segments of a dialogue, one behind the other: {field of Batch: a list with one entry per
+    token}; log_probs are its engine_log_probs.
 
     A turn is a sampled segment, in a branch or in the trunk. A branch begins at the position where
     the trunk stands; its later segments continue it, and the trunk does not move."""
-    row, turn = Row(), 0
+    row, turn = defaultdict(list), 0
     next_position = {0: 0}  # {branch: position of its next token}; branch 0 is the trunk
     for s in episode.segments:
         n = len(s.ids)
@@ -111,19 +103,19 @@ def lay_out(episode):
             next_position[s.branch] = next_position[0]  # it forks here
         start = next_position[s.branch]
         next_position[s.branch] = start + n
-        row.ids += s.ids
-        row.positions += range(start, start + n)
-        row.branch += [s.branch] * n
-        row.action_mask += [sampled] * n
-        row.log_probs += s.log_probs if sampled else [0.0] * n
-        row.turn += [turn if sampled else 0] * n
+        row["ids"] += s.ids
+        row["positions"] += range(start, start + n)
+        row["branch"] += [s.branch] * n
+        row["action_mask"] += [sampled] * n
+        row["log_probs"] += s.log_probs if sampled else [0.0] * n
+        row["turn"] += [turn if sampled else 0] * n
     return row
 
 
-def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1):
+def micro_batches(episodes, max_tokens, reward="terminal", multiple=1):
     """Pack `episodes` into batches of at most `max_tokens` tokens, padding included. (A dialogue
     that is longer than that has a batch to itself.) Dialogues of similar length share a batch, so
-    that there is little padding. pad_id, reward, multiple: as in `pack`.
+    that there is little padding. reward, multiple: as in `pack`.
 
     The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
     it changes no gradient.
@@ -139,28 +131,18 @@ def micro_batches(episodes, max_tokens, pad_id=0, reward="terminal", multiple=1)
         if not batches or length(batches[-1][0]) * (len(batches[-1]) + 1) > max_tokens:
             batches.append([])
         batches[-1].append(episode)
-    return [pack(batch, pad_id, reward, multiple) for batch in batches]
+    return [pack(batch, reward, multiple) for batch in batches]
 
 
-def dummy_batch(pad_id=0):
+def dummy_batch():
     """A batch in which the policy samples nothing, so that its loss and its gradient are zero.
 
     A rank with fewer micro-batches than another runs it instead: a forward pass of a sharded model
     is a collective, so all ranks must make equally many."""
-    return pack([Episode("dummy", -1, "", segments=[Segment([pad_id, pad_id])])], pad_id)
+    return pack([Episode("dummy", -1, "", segments=[Segment([0, 0])])])
 
 
-def split_batch(
-    episodes,
-    batch_size,
-    n_minibatches,
-    max_tokens,
-    seed,
-    pad_id,
-    device,
-    all_gather_list,
-    reward="terminal",
-):
+def split_batch(episodes, batch_size, n_minibatches, max_tokens, seed, device, reward="terminal"):
     """Cut this rank's dialogues of a batch into mini-batches (one optimizer step each), and those
     into micro-batches (one forward pass each, to save memory). Returns a list of lists of Batch.
 
@@ -169,9 +151,10 @@ def split_batch(
     n_minibatches    how many mini-batches are made
     max_tokens       the most tokens in a micro-batch, padding included
     seed             of the shuffle, the same on all ranks
-    pad_id, reward   as in `pack`
     device           where the batches go
-    all_gather_list  joins the lists of all ranks; a collective
+    reward           as in `pack`
+
+    A collective call.
     """
     # 1. Shuffle the numbers of the whole batch.
     order = random.Random(seed).sample(range(batch_size), batch_size)
@@ -183,13 +166,13 @@ def split_batch(
     parts = [[here[number] for number in hand if number in here] for hand in hands]
     # on a GPU lengths are rounded up, so that there are fewer shapes to plan kernels for
     multiple = 128 if torch.device(device).type == "cuda" else 1
-    minibatches = [micro_batches(part, max_tokens, pad_id, reward, multiple) for part in parts]
+    minibatches = [micro_batches(part, max_tokens, reward, multiple) for part in parts]
 
     # 3. Equalise the ranks: each must run as many micro-batches as the one that has most.
     counts_per_rank = all_gather_list([[len(micros) for micros in minibatches]])
     for micros, counts in zip(minibatches, zip(*counts_per_rank)):  # counts: one of each rank
         while len(micros) < max(counts):
-            micros.append(dummy_batch(pad_id))
+            micros.append(dummy_batch())
 
     # 4. Move to the device.
     # A mini-batch is still empty only if no rank has a dialogue in it (where many were dropped).

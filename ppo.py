@@ -370,23 +370,19 @@ def ppo_update(models, minibatches, cfg):
     batches = sum(minibatches, [])  # one list of all micro-batches
     masks = [batch.action_mask for batch in batches]
     # 1. Before any step: log pi_old, V_old and, only if a KL is asked for, log pi_ref.
-    kl_in_rewards = cfg.kl_coef and cfg.kl_estimator == "k1"
     old_log_probs = log_probs_of(models.policy, batches)
     ref = log_probs_of(models.reference, batches) if cfg.kl_coef else None
     with torch.no_grad():
         old_values = [models.critic(batch) for batch in batches]
     # 2. The reward on the last policy token of its turn, a k1 penalty on every policy token.
     rewards = [place_rewards(batch.reward, batch.turn) for batch in batches]
-    if kl_in_rewards:
+    if cfg.kl_coef and cfg.kl_estimator == "k1":
         for k, mask in enumerate(masks):
             penalty = kl_penalty(old_log_probs[k], ref[k], "k1")
             rewards[k] = rewards[k] - cfg.kl_coef * penalty * mask
     # 3. Advantages, whitened over the whole batch.
-    advantages, returns = [], []
-    for reward, values, mask in zip(rewards, old_values, masks):
-        advantage, return_ = gae(reward, values, mask, cfg.gamma, cfg.lam)
-        advantages.append(advantage)
-        returns.append(return_)
+    estimates = [gae(r, v, m, cfg.gamma, cfg.lam) for r, v, m in zip(rewards, old_values, masks)]
+    advantages, returns = zip(*estimates)
     mean, std = masked_mean_std(advantages, masks, models.reduce)
     advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
     # 4. Policy and critic step on the same mini-batches.

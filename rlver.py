@@ -55,9 +55,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
     split = partial(
         split_batch,
         max_tokens=cfg.tokens_per_gpu,
-        pad_id=models.pad,
         device=models.device,
-        all_gather_list=ranks.all_gather_list,
         reward=cfg.reward,
     )
 
@@ -241,8 +239,7 @@ def row_of_step(cfg, models, distance, state, profiles, episodes, all_episodes, 
     needs = [profile.need for profile in profiles]
     batch = batch_metrics(all_episodes, needs, cfg.think, cfg.compares_groups)
     replies = batch["episodes"] * batch["turns"]  # turns: the mean per dialogue
-    sampled = sum(e.tokens_sampled for e in episodes)
-    sampled = ranks.all_reduce_sum(torch.tensor(sampled)).item()
+    sampled = sum(ranks.all_gather_list([e.tokens_sampled for e in episodes]))
     return {
         "step": state["step"],
         **batch,

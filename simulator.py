@@ -285,12 +285,13 @@ def make_simulator(
     flag="--simulator",
     reader=None,
     template_args=None,
+    retries=8,
     **shared,
 ):
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
     local:DIR; None where only a reader is asked. flag: the flag that named it, for messages;
     reader: the name of the model that hears for the user; template_args: for its chat template;
-    shared: more arguments of Simulator. Raises BadInput."""
+    retries: of Simulator; shared: a Caller's log and clock. Raises BadInput."""
     kind, model, url = split_name(name or "toy")
     if reader and difficulty != "vanilla":
         raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
@@ -309,15 +310,12 @@ def make_simulator(
             f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
         )
     if reader:
-        of_caller = {
-            "concurrency": concurrency,
-            "log": shared.get("log"),
-            "clock": shared.get("clock"),
-        }
-        reader = make_reader(reader, lang, timeout, template_args, **of_caller)
-    if kind != "openai":
-        concurrency = None  # a script never waits, and an engine has a queue of its own
-    return Simulator(llm, lang, difficulty, concurrency=concurrency, reader=reader, **shared)
+        reader = make_reader(
+            reader, lang, timeout, template_args, concurrency=concurrency, **shared
+        )
+    if kind == "openai":  # a script never waits, and an engine has a queue of its own
+        shared["concurrency"] = concurrency
+    return Simulator(llm, lang, difficulty, retries=retries, reader=reader, **shared)
 
 
 def simulator_of_run(cfg, log, clock):

@@ -176,7 +176,7 @@ def update_speeds(models, rank, length, tokens):
     policy_size = sum(parameter.numel() for parameter in model.parameters())
     critic_size = policy_size - model.get_output_embeddings().weight.numel()
     episodes = rows(length, model.config.vocab_size, tokens)
-    batches = [[batch.to(models.device) for batch in micro_batches(episodes, tokens, models.pad)]]
+    batches = [[batch.to(models.device) for batch in micro_batches(episodes, tokens)]]
     cfg = resolve_settings({"algo": "ppo"})
     models.gap_limits, models.ratio_limit = None, 1e9
 

@@ -88,7 +88,7 @@ def train_with_trl(run, cycles):
     m = Models(cfg, None, run.clock, run.runner)
     users = cfg.batch_size // cfg.group_size
     torch_engine = m.engine
-    sampler = GenerateEngine(m.policy.model, m.chat.stop_id, m.pad)
+    sampler = GenerateEngine(m.policy.model, m.chat.stop_id, m.tokenizer.pad_token_id or 0)
 
     def hold_dialogues(profiles, group_size, kind, step):
         def make_agent(number):

@@ -56,7 +56,7 @@ class LoadedDice:
 
     def random(self, n):
         engine, ids = self.agent.engine, next(self.texts)[:n]
-        (prompt,) = (request.prompt for request in engine.running.values() if request.rng is self)
+        prompt = self.agent.trunk + self.agent.chat.opening
         whole = torch.tensor([prompt + ids])
         # the engine's model is always told who sees whom (engine.grouped_attention)
         causal = torch.ones(whole.shape[1], whole.shape[1], dtype=torch.bool).tril()[None, None]

@@ -54,7 +54,8 @@ def run(args):
 def chat(args):
     """A terminal chat with the policy, in which you are the user."""
     policy = load_policy(find_weights(args.policy, args.step), args)
-    agent = Friend(policy.make_agent(secrets.randbits(32)), "it> ")  # every chat has another seed
+    seed = secrets.randbits(32)  # every chat has another one
+    agent = Friend(policy.make_agent(seed=seed), "it> ")
     print(f"You talk to {policy.label}. An empty line ends the chat.")
     with asyncio.Runner() as runner:
         while line := ask_line():
@@ -86,7 +87,7 @@ def show(args):
             print("The user follows sentences of the toy only; python -m toy.world prints some.")
     else:
         seed = [args.seed, SEEDS["benchmark"], 0]  # of the first dialogue of evaluate.py
-        agent = Friend(policy.make_agent(seed), "policy ")
+        agent = Friend(policy.make_agent(seed=seed), "policy ")
         print(policy.label)
     notice = scripted_notice(settings["simulator"], settings["reader"])
     print(f"{fold(notice)}\n\n{profile.player}\n")

@@ -93,7 +93,7 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
     monkeypatch.setattr(loading, "check_model", lambda model, tokenizer: loaded.append(model))
     assert load_local(str(tiny_dir), 0.0).engine.model is loaded[0]
     policy = policy_of(tiny_dir)
-    assert policy.make_agent(0).engine.model is loaded[1] and len(loaded) == 2
+    assert policy.make_agent(seed=0).engine.model is loaded[1] and len(loaded) == 2
 
 
 def policy_of(path):

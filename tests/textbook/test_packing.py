@@ -12,7 +12,7 @@ from rollout import Segment, Turn
 def test_packing_by_the_worked_example():
     """The example in Batch's docstring, and who sees whom token by token: a sampled token its
     history and its own turn so far, a token of the trunk the trunk before it, padding itself."""
-    p, q, a, b, r, s, c, pad = 1, 2, 11, 12, 3, 4, 21, 9
+    p, q, a, b, r, s, c, pad = 1, 2, 11, 12, 3, 4, 21, 0
     thinking = episode_of(
         [
             Segment([p, q]),
@@ -24,9 +24,8 @@ def test_packing_by_the_worked_example():
         reward=0.5,
         group=7,
     )
-    batch = pack(
-        [thinking, episode_of([Segment([p]), Segment([a], 0, [-4.0])], reward=1.0, group=8)], pad
-    )
+    short = episode_of([Segment([p]), Segment([a], 0, [-4.0])], reward=1.0, group=8)
+    batch = pack([thinking, short])
     assert batch.ids.tolist() == [[p, q, a, b, r, s, c], [p, a] + [pad] * 5]
     assert batch.positions.tolist() == [[0, 1, 2, 3, 2, 3, 4], [0, 1] + [0] * 5]
     assert batch.action_mask.int().tolist() == [[0, 0, 1, 1, 0, 0, 1], [0, 1] + [0] * 5]
@@ -80,8 +79,8 @@ def test_turns_of_either_kind_are_counted_and_paid_as_was_asked():
     ]
     turns = [Turn("Hm.", "", emotion=40), Turn("Hm.", "", emotion=36)]
     episode = episode_of(segments, reward=0.36, turns=turns)
-    batch = pack([episode], 8, "delta", multiple=5)
-    assert batch.ids.tolist() == [[1, 2, 3, 5, 9, 3, 4, 6, 8, 8]]
+    batch = pack([episode], "delta", multiple=5)
+    assert batch.ids.tolist() == [[1, 2, 3, 5, 9, 3, 4, 6, 0, 0]]
     assert batch.turn.tolist() == [[0, 0, 1, 0, 0, 2, 2, 0, 0, 0]]
     assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 5, 6, 4, 0, 0]]
     assert batch.branch.tolist() == [[0, 0, 0, 0, 1, 1, 1, 0, -1, -1]]
