@@ -11,7 +11,7 @@ scripts and to fetch anything (its Content-Security-Policy).
 from support.command_line import fold, print_folded, scripted_notice
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file
-from support.metrics import scores_by, warnings_of
+from support.metrics import column, scores_by, warnings_of
 from support.rundir import checkpoints, metrics_of, scale_of_run
 
 import io
@@ -165,11 +165,6 @@ LEGEND = (
     "Over the training steps. Thick: the mean of the last five; thin: single steps. Points: "
     "held-out users, ± standard error."
 )
-
-
-def column(rows, key):
-    """A column of metrics.jsonl as an array, NaN where a step has no such number."""
-    return np.array([row.get(key) for row in rows], dtype=float)
 
 
 def draw_panel(axis, curves, rows, evaluations):
