@@ -234,24 +234,19 @@ def dialogues_of_run(out, people, last_step):
 # ----------------------------------------------------------------------------------------- the page
 
 
-def newest_state(out):
-    """The state of a run: its summary.json or, if that is not there yet, the state.json of its
-    newest checkpoint. Raises BadInput if there is neither."""
-    state = read_json(out / "summary.json")
-    for checkpoint in checkpoints(out)[-1:]:
-        state = state or read_json(checkpoint / "state.json")
-    if not state:
-        raise BadInput(f"{out}: this run has not come to its first checkpoint")
-    return state
-
-
 def write_page(out, people):
     """Write the picture and the page of the run in `out`. Returns the page's path; raises
     BadInput."""
     from jinja2 import Template
 
     config = read_json(out / "config.json")
-    evaluations = newest_state(out)["evaluations"]
+    # of a run that is not over the state.json of its newest checkpoint
+    state = read_json(out / "summary.json")
+    for checkpoint in checkpoints(out)[-1:]:
+        state = state or read_json(checkpoint / "state.json")
+    if not state:
+        raise BadInput(f"{out}: this run has not come to its first checkpoint")
+    evaluations = state["evaluations"]
     rows = metrics_of(out)
     panels, svg = draw_curves(out, rows, evaluations)
     sides = dialogues_of_run(out, people, evaluations[-1]["step"])

@@ -56,7 +56,6 @@ class RunDir:
             self.path / name if cfg.reader or cfg.simulator not in SCRIPTED else None
         )
         self.held_lock = None  # of files.lock; None: not locked yet
-        self.began, self.heldout = None, None  # until `begin`
         self.rows = []  # the lines of metrics since the start or the resume
         self.warned_of = set()  # the names of the warnings that were printed
 

@@ -227,9 +227,9 @@ def read_response(text):
     answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
     answer.tokens = at(body, "usage", "completion_tokens")
     told = at(choice, "logprobs", "content", 0, "top_logprobs")
-    told = told if isinstance(told, list) else []
-    told = [(at(one, "token"), at(one, "logprob")) for one in told]
-    answer.likeliest = [(texts_in(text), p) for text, p in told if isinstance(p, int | float)]
+    if isinstance(told, list):
+        found = [(texts_in(at(one, "token")), at(one, "logprob")) for one in told]
+        answer.likeliest = [pair for pair in found if isinstance(pair[1], int | float)]
     answer.cut = ended in ("length", "max_tokens", "model_length")
     empty = "" if answer.strip() else "empty"
     answer.problem = CUT if answer.cut else empty

@@ -2,7 +2,7 @@
 wrong key, and a model that cannot keep the form of an answer or tell kind from cruel.
 """
 
-from support.command_line import fold
+from support.command_line import print_folded
 from support.errors import (
     BadInput,
     BadModel,
@@ -51,7 +51,7 @@ async def check_form(simulator):
                 await user.answer()
             else:
                 _, change = await user.feel(CHECK_REPLIES[simulator.lang][0])
-            print(fold(f"{simulator.name}: the form of its answers is enforced by {form}."))
+            print_folded(f"{simulator.name}: the form of its answers is enforced by {form}.")
             return change
         except (UnreadableAnswers, SimulatorRefused) as error:
             problems.append(error)
@@ -94,7 +94,7 @@ async def check(simulator):
         raise TooManyLost(str(error)) from None
     if doubt:
         name = (simulator.reader or simulator).name
-        print(fold(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness"))
+        print_folded(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness")
     found = {name: value for name, value in vars(simulator.model).items() if name in LEARNT}
     if simulator.reader:
         found["scale"] = simulator.reader.scale
