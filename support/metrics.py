@@ -10,6 +10,7 @@ the training itself, which no curve of the reward would show.
 import itertools
 import re
 from collections import Counter
+from functools import partial
 
 import numpy as np
 
@@ -213,36 +214,28 @@ def often(steps, count, window):
 
 def warnings_of(rows):
     """{name: sentence} of the WARNINGS that hold for `rows`, the lines of metrics.jsonl so far."""
-    zero_std, grad_norm, emotion_std, success, failure, malformed = (
-        column(rows, key)
-        for key in (
-            "zero_std_groups",  # None for PPO
-            "grad_norm",
-            "emotion_std",
-            "success",
-            "failure",
-            "malformed",
-        )
-    )
+    of = partial(column, rows)
+    zero_std, emotion_std = of("zero_std_groups"), of("emotion_std")  # the first is None for PPO
+    grad_norm, malformed = of("grad_norm"), of("malformed")
     # Most groups have equal rewards, and nearly all replies occur in several dialogues. Not all
     # groups must be equal: two rows of one batch are rounded differently now and then.
-    copies = (zero_std >= 0.5) & (column(rows, "repeat_across") > 0.9)
+    copies = (zero_std >= 0.5) & (of("repeat_across") > 0.9)
     # The policy has a gradient, but gives the first dialogues exactly the probabilities of before
     # training. One changed bit of one weight would change them.
-    still = (column(rows, "kl_start") == 0) & (grad_norm > 0)
+    still = (of("kl_start") == 0) & (grad_norm > 0)
     # There is no gradient at all, although some advantage is not 0. GRPO's are 0 in groups in which
     # all rewards are equal, PPO's if they are equal everywhere.
     no_gradient = (grad_norm == 0) & (emotion_std > 0) & (zero_std != 1)
     # The update counts more tokens than the policy sampled in the dialogues that it is given.
     # (Dialogues that were dropped are not among them.)
-    sampled = column(rows, "tokens_sampled") - column(rows, "tokens_dropped")
-    foreign = column(rows, "tokens_trained") > sampled
+    sampled = of("tokens_sampled") - of("tokens_dropped")
+    foreign = of("tokens_trained") > sampled
     # The rewards of each group are equal (for PPO: all rewards), without being copies. The gradient
     # need not be 0 then: the entropy bonus and a KL have one.
     flat = ((zero_std == 1) | (emotion_std == 0)) & ~copies
-    top, bottom = success == 100, failure == 100
+    top, bottom = of("success") == 100, of("failure") == 100
     dropped, unreadable, episodes = (
-        np.nansum(column(rows, key)) for key in ("dropped", "unreadable", "episodes")
+        np.nansum(of(key)) for key in ("dropped", "unreadable", "episodes")
     )
     holds = {
         "copies": sum(copies) >= 3,
@@ -250,7 +243,7 @@ def warnings_of(rows):
         "zero gradient": any(no_gradient),
         "foreign tokens": any(foreign),
         # A need that the policy does not serve any more is not drawn in every step.
-        "lost need": often(column(rows, "lost_groups") > 0, 5, 10),
+        "lost need": often(of("lost_groups") > 0, 5, 10),
         # more malformed dialogues in a step than in an earlier one, by 20 points
         "lost format": any(malformed > np.minimum.accumulate(malformed) + 20),
         "flat at the top": often(flat & top, 3, 3),

@@ -209,14 +209,11 @@ class RunDir:
         state["checkpoints"] = written[-2:]
         self.write_whole(self.path / name, write, state)
         for old in written[:-2]:
-            try:
-                shutil.rmtree(self.path / old)
-            except FileNotFoundError:  # moved by hand
-                pass
-            except OSError as error:  # NFS keeps the files that are being read
-                if "remove" not in self.warned_of:
-                    self.warned_of.add("remove")
-                    self.tell(f"warning: an old checkpoint was not removed: {one_line(error)}")
+            # NFS keeps the files that are being read
+            shutil.rmtree(self.path / old, ignore_errors=True)
+            if (self.path / old).exists() and "remove" not in self.warned_of:
+                self.warned_of.add("remove")
+                self.tell(f"warning: an old checkpoint was not removed: {self.path / old}")
 
     def try_to_save(self, write, size):
         """Write and remove a trial checkpoint, and warn if the disk has no room for three of `size`

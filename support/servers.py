@@ -107,8 +107,10 @@ class ServerModel:
             options["extra_body"] = {"chat_template_kwargs": self.template_args}
         # One after the other: a Caller counts them as one call at a time, and the server keeps what
         # it has computed for their common beginning.
-        messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        answers = [await self.chat(message, 1, **options) for message in messages]
+        answers = [
+            await self.chat([{"role": "user", "content": prompt}], 1, **options)
+            for prompt in prompts
+        ]
         if not all(answer.likeliest for answer in answers):
             raise SimulatorRefused(f"{self.url}: {self.name} returns no log-probs (top_logprobs)")
         return [answer.likeliest for answer in answers]

@@ -77,6 +77,7 @@ async def check(simulator):
     if at_kind is None and not simulator.reader:
         return {}
     kind_reply, cruel_reply = CHECK_REPLIES[simulator.lang]
+    doubt = ""  # what is odd about the changes, in words
 
     async def change_at(reply):
         _, change = await simulator.unlogged().example().feel(reply)
@@ -87,7 +88,14 @@ async def check(simulator):
             await simulator.check_reader()
             at_kind = await change_at(kind_reply)
         at_cruel, again = await change_at(cruel_reply), await change_at(kind_reply)
-        doubt = doubt_about(simulator, at_kind, at_cruel, again)
+        # these must say the same twice
+        is_fixed = simulator.reader or getattr(simulator.model, "temperature", None) == 0
+        if at_cruel >= at_kind:
+            doubt = f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
+        elif is_fixed and again != at_kind:
+            doubt = (
+                f"one reply moves its person by {at_kind:+d} and by {again:+d}, at temperature 0"
+            )
     except UnreadableAnswers as error:
         doubt = str(error)
     except SimulatorFailed as error:
@@ -99,13 +107,3 @@ async def check(simulator):
     if simulator.reader:
         found["scale"] = simulator.reader.scale
     return found
-
-
-def doubt_about(simulator, at_kind, at_cruel, again):
-    """What is odd about these changes of emotion, in words; "" if nothing is."""
-    if at_cruel >= at_kind:
-        return f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
-    is_fixed = simulator.reader or getattr(simulator.model, "temperature", None) == 0
-    if is_fixed and again != at_kind:
-        return f"one reply moves its person by {at_kind:+d} and by {again:+d}, at temperature 0"
-    return ""
