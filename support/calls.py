@@ -135,8 +135,7 @@ class CallLog:
         """Append one answer."""
         if self.path:
             self.answers[key] = text
-            tokens = getattr(text, "tokens", None)
-            row = {"key": key, "answer": text, "seconds": round(seconds, 4), "tokens": tokens}
-            self.waiting.append(row)
+            of_call = {"seconds": round(seconds, 4), "tokens": getattr(text, "tokens", None)}
+            self.waiting.append({"key": key, "answer": text, **of_call})
             while self.waiting and self.path.parent.exists():
                 append_line(self.path, self.waiting.pop(0))

@@ -24,12 +24,9 @@ def score_summary(finals):
     emotion), success (100) and failure (below 10) in percent, n."""
     emotions = np.array(finals, dtype=float)
     n = len(finals)
-    stderr = None
-    if n > 1:
-        stderr = emotions.std(ddof=1) / n**0.5
     return {
         "score": emotions.mean(),
-        "stderr": stderr,
+        "stderr": emotions.std(ddof=1) / n**0.5 if n > 1 else None,
         "success": 100 * (emotions >= 100).mean(),
         "failure": 100 * (emotions < FAILURE_BELOW).mean(),
         "n": n,
@@ -57,12 +54,11 @@ def batch_metrics(episodes, needs, think, compares_groups):
     apply}. needs: of the people of groups 0, 1, 2, ...; think: the mode; compares_groups: does the
     algorithm compare dialogues?"""
     summary = summarise(episodes)
-    rewards, emotions = [e.reward for e in episodes], [e.emotion for e in episodes]
     turns = [turn for e in episodes for turn in e.turns]
     return {
-        "reward": np.mean(rewards),
+        "reward": np.mean([e.reward for e in episodes]),
         "emotion": summary["score"],
-        "emotion_std": np.std(emotions),
+        "emotion_std": np.std([e.emotion for e in episodes]),
         **{key: summary[key] for key in ("success", "failure", "malformed")},
         "episodes": len(episodes),
         "turns": len(turns) / len(episodes),
