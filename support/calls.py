@@ -135,7 +135,8 @@ class CallLog:
         """Append one answer."""
         if self.path:
             self.answers[key] = text
-            of_call = {"seconds": round(seconds, 4), "tokens": getattr(text, "tokens", None)}
-            self.waiting.append({"key": key, "answer": text, **of_call})
+            tokens = getattr(text, "tokens", None)
+            row = {"key": key, "answer": text, "seconds": round(seconds, 4), "tokens": tokens}
+            self.waiting.append(row)
             while self.waiting and self.path.parent.exists():
                 append_line(self.path, self.waiting.pop(0))
