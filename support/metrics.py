@@ -198,8 +198,8 @@ def distinct_pairs(replies):
 
 
 def column(rows, key):
-    """A column of metrics.jsonl as an array, NaN where a step has no such number. (A comparison with
-    NaN is false, so no warning is made of a missing number.)"""
+    """A column of metrics.jsonl as an array, NaN where a step has no such number. (NaN is not equal
+    to, above or below anything, so no warning is made of a missing number.)"""
     return np.array([row.get(key) for row in rows], dtype=float)
 
 
@@ -220,7 +220,7 @@ def warnings_of(rows):
     # training. One changed bit of one weight would change them.
     still = (of("kl_start") == 0) & (grad_norm > 0)
     # There is no gradient at all, although some advantage is not 0. GRPO's are 0 in groups in which
-    # all rewards are equal, PPO's if they are equal everywhere.
+    # all rewards are equal, PPO's if they are equal everywhere. (For PPO NaN != 1 is true.)
     no_gradient = (grad_norm == 0) & (emotion_std > 0) & (zero_std != 1)
     # The update counts more tokens than the policy sampled in the dialogues that it is given.
     # (Dialogues that were dropped are not among them.)
