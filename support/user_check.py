@@ -88,7 +88,7 @@ async def check(simulator):
             await simulator.check_reader()
             at_kind = await change_at(kind_reply)
         at_cruel, again = await change_at(cruel_reply), await change_at(kind_reply)
-        # these must say the same twice
+        # a reader, and a model at temperature 0, must say the same twice
         is_fixed = simulator.reader or getattr(simulator.model, "temperature", None) == 0
         if at_cruel >= at_kind:
             doubt = f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
