@@ -9,7 +9,6 @@ from support.loading import (
     best_device,
     directory_of,
     load_model,
-    load_to_sample,
     load_tokenizer,
     stop_ids,
 )
@@ -39,7 +38,9 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
             path = directory_of(path)
             config, tokenizer = AutoConfig.from_pretrained(path), load_tokenizer(path)
     else:
-        model, tokenizer = load_to_sample(path, prefix)
+        device = best_device()
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        model, tokenizer = load_model(path, device, prefix, dtype)
         config = model.config
     longest = config.get_text_config().max_position_embeddings
     if context and context > longest:

@@ -8,11 +8,11 @@ replies; the people that a simulator can play.
 from support.answers import PROMPTS
 from support.command_line import SCRIPTED
 from support.errors import BadInput
-from support.files import read_json, read_jsonl, read_records
+from support.files import read_json, read_jsonl, without_surrogates
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 
 from emotion import NEEDS
 from toy import world
@@ -69,8 +69,33 @@ ENGLISH_NAMES = {
 
 def load_profiles(path, flag="--profiles"):
     """The profiles of a JSONL file, with released or English field names. flag: the one that named
-    the file, for messages. Raises BadInput, naming the line and the field."""
-    return read_records(path, Profile, flag, ENGLISH_NAMES, ALLOWED_VALUES)
+    the file, for messages. Only a field with a default may be missing or empty; it then keeps its
+    default. A list may be empty. Raises BadInput, naming the line and the field, and OSError."""
+    profiles = {}
+    for number, row, problem in read_jsonl(path):
+        where = f"{flag} {path}, line {number}"
+        if problem or not isinstance(row, dict):
+            raise BadInput(f"{where}: {problem or 'a JSON object is needed'}")
+        values = {}
+        for member in fields(Profile):
+            name, kind = member.name, member.type
+            value = row.get(name, row.get(ENGLISH_NAMES.get(name)))
+            allowed = ALLOWED_VALUES.get(name)
+            if value in (None, ""):
+                if member.default is MISSING:
+                    raise BadInput(f"{where}: field {name!r} is missing or empty")
+            elif not isinstance(value, kind) or (allowed and value not in allowed):
+                wanted = ", ".join(allowed) if allowed else f"a {kind.__name__}"
+                raise BadInput(f"{where}: field {name!r} is {value!r:.80}; it should be {wanted}")
+            else:
+                values[name] = without_surrogates(value) if kind is str else value
+        profile = Profile(**values)
+        if profile.id in profiles:
+            raise BadInput(f"{where}: id {profile.id!r} is used in an earlier line already")
+        profiles[profile.id] = profile
+    if not profiles:
+        raise BadInput(f"{flag} {path}: the file holds no profile")
+    return list(profiles.values())
 
 
 def toy_profiles(split, count=None):

@@ -36,10 +36,10 @@ PLACEHOLDERS = {
 }
 
 
-def load_prompt(name, lang="en", folder="", root=PROMPTS):
+def load_prompt(name, lang="en", folder=""):
     """The text of a prompt file. It must hold exactly the placeholders in PLACEHOLDERS[name],
     written as {{name}}, or no placeholder if `name` is not listed there. Raises BadInput."""
-    path = Path(root) / lang / folder / f"{name}.txt"
+    path = PROMPTS / lang / folder / f"{name}.txt"
     text = path.read_text(encoding="utf-8")
     placeholders = PLACEHOLDERS.get(name, set())
     for odd in sorted(placeholders ^ set(re.findall(r"\{\{(\w+)\}\}", text))):

@@ -2,7 +2,6 @@
 
 from support.errors import BadInput
 
-import dataclasses
 import fcntl
 import hashlib
 import json
@@ -76,39 +75,6 @@ def read_jsonl(path, containing=b""):
                 yield number, json.loads(line), None
             except (ValueError, RecursionError) as error:
                 yield number, None, f"not a whole JSON object ({error}); is the file half-written?"
-
-
-def read_records(path, record, flag, other_names, allowed_values):
-    """The lines of a JSONL file as objects of the dataclass `record`, which has an `id` and fields
-    of str and list. flag: the flag that named the file, for messages; other_names: {field: another
-    name for it in the file}; allowed_values: {field: values}. Only a field with a default may be
-    missing or empty; it then keeps its default. A list may be empty. Raises BadInput, naming the
-    line, and OSError."""
-    records = {}
-    for number, row, problem in read_jsonl(path):
-        where = f"{flag} {path}, line {number}"
-        if problem or not isinstance(row, dict):
-            raise BadInput(f"{where}: {problem or 'a JSON object is needed'}")
-        values = {}
-        for member in dataclasses.fields(record):
-            name, kind = member.name, member.type
-            value = row.get(name, row.get(other_names.get(name)))
-            allowed = allowed_values.get(name)
-            if value in (None, ""):
-                if member.default is dataclasses.MISSING:
-                    raise BadInput(f"{where}: field {name!r} is missing or empty")
-            elif not isinstance(value, kind) or (allowed and value not in allowed):
-                wanted = ", ".join(allowed) if allowed else f"a {kind.__name__}"
-                raise BadInput(f"{where}: field {name!r} is {value!r:.80}; it should be {wanted}")
-            else:
-                values[name] = without_surrogates(value) if kind is str else value
-        made = record(**values)
-        if made.id in records:
-            raise BadInput(f"{where}: id {made.id!r} is used in an earlier line already")
-        records[made.id] = made
-    if not records:
-        raise BadInput(f"{flag} {path}: the file holds no {record.__name__.lower()}")
-    return list(records.values())
 
 
 def size_of(path):

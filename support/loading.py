@@ -83,13 +83,6 @@ def load_tensors(path):
         raise BadModel(f"{path}: cannot be read; {why}") from None
 
 
-def load_to_sample(path, prefix):
-    """`load_model` for a model that only samples: in bf16 on a GPU, in fp32 on the CPU."""
-    device = best_device()
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return load_model(path, device, prefix, dtype)
-
-
 def directory_of(place):
     """The directory with the files of a model, which is downloaded if `place` is a name on the hub,
     OWNER/NAME. The same weights in other formats are left out. Raises BadModel if `place` is no

@@ -10,6 +10,7 @@ the training itself, which no curve of the reward would show.
 import itertools
 import re
 from collections import Counter
+from functools import partial
 
 import numpy as np
 
@@ -23,12 +24,9 @@ def score_summary(finals):
     emotion), success (100) and failure (below 10) in percent, n."""
     emotions = np.array(finals, dtype=float)
     n = len(finals)
-    stderr = None
-    if n > 1:
-        stderr = emotions.std(ddof=1) / n**0.5
     return {
         "score": emotions.mean(),
-        "stderr": stderr,
+        "stderr": emotions.std(ddof=1) / n**0.5 if n > 1 else None,
         "success": 100 * (emotions >= 100).mean(),
         "failure": 100 * (emotions < FAILURE_BELOW).mean(),
         "n": n,
@@ -56,12 +54,11 @@ def batch_metrics(episodes, needs, think, compares_groups):
     apply}. needs: of the people of groups 0, 1, 2, ...; think: the mode; compares_groups: does the
     algorithm compare dialogues?"""
     summary = summarise(episodes)
-    rewards, emotions = [e.reward for e in episodes], [e.emotion for e in episodes]
     turns = [turn for e in episodes for turn in e.turns]
     return {
-        "reward": np.mean(rewards),
+        "reward": np.mean([e.reward for e in episodes]),
         "emotion": summary["score"],
-        "emotion_std": np.std(emotions),
+        "emotion_std": np.std([e.emotion for e in episodes]),
         **{key: summary[key] for key in ("success", "failure", "malformed")},
         "episodes": len(episodes),
         "turns": len(turns) / len(episodes),
@@ -156,7 +153,9 @@ def signs(dialogues):
         told_in.update(set(replies_here))
         earlier_sentences = set()
         for text in dialogue:
-            long_sentences = {words for words in sentences_of(text) if len(words) >= 3}
+            # as tuples of words, so that capitals and commas make no new one
+            sentences = [tuple(words_of(part)) for part in SENTENCE_END.split(text)]
+            long_sentences = {words for words in sentences if len(words) >= 3}
             repeating += bool(long_sentences & earlier_sentences)
             earlier_sentences |= long_sentences
     return {
@@ -186,11 +185,6 @@ def words_of(text):
     return WORD.findall(text.lower())
 
 
-def sentences_of(text):
-    """Sentences as tuples of words, so that capitals and commas make no new one. Some are empty."""
-    return [tuple(words_of(part)) for part in SENTENCE_END.split(text)]
-
-
 def distinct_pairs(replies):
     """Different word pairs per word pair of replies (tuples of words); 0 if there are none. Only
     those replies count that begin within the first WORD_LIMIT words of all."""
@@ -203,72 +197,58 @@ def distinct_pairs(replies):
 # ---------------------------------------------------------------------- warnings while a run trains
 
 
+def column(rows, key):
+    """A column of metrics.jsonl as an array, NaN where a step has no such number. (NaN is not equal
+    to, above or below anything, so no warning is made of a missing number.)"""
+    return np.array([row.get(key) for row in rows], dtype=float)
+
+
+def often(steps, count, window):
+    """Are at least `count` of some `window` consecutive `steps` true?"""
+    return any(sum(steps[i : i + window]) >= count for i in range(len(steps)))
+
+
 def warnings_of(rows):
     """{name: sentence} of the WARNINGS that hold for `rows`, the lines of metrics.jsonl so far."""
-    return {name: sentence for name, holds, sentence in WARNINGS if holds(rows)}
-
-
-def groups_are_copies(row):
-    """Are all rewards equal in most groups, and do nearly all replies occur in several dialogues?
-    Not all groups must be equal: two rows of one batch are rounded differently now and then."""
-    # the first is None for PPO, the second is missing where no user heard a reply
-    return (row.get("zero_std_groups") or 0) >= 0.5 and row.get("repeat_across", 0) > 0.9
-
-
-def policy_stands_still(row):
-    """Does the policy have a gradient, but give the first dialogues exactly the probabilities of
-    before training? One changed bit of one weight would change them."""
-    return row.get("kl_start") == 0 and row.get("grad_norm", 0) > 0
-
-
-def gradient_is_zero(row):
-    """Is there no gradient at all, although some advantage is not 0? GRPO's are 0 in groups in
-    which all rewards are equal, PPO's if they are equal everywhere."""
-    rewards_differ = row.get("emotion_std", 0) > 0 and row.get("zero_std_groups") != 1
-    return row.get("grad_norm") == 0 and rewards_differ
-
-
-def foreign_tokens_are_trained(row):
-    """Does the update count more tokens than the policy sampled in the dialogues that it is given?
-    (Dialogues that were dropped are not among them.)"""
-    not_foreign = row.get("tokens_sampled", 0) - row.get("tokens_dropped", 0)
-    return row.get("tokens_trained", 0) > not_foreign
-
-
-def need_is_lost(rows):
-    """Are there lost groups (PPO: needs) in at least five of some ten consecutive steps? A need that
-    the policy does not serve any more is not drawn in every step."""
-    steps = [bool(row.get("lost_groups")) for row in rows]
-    return any(sum(steps[i : i + 10]) >= 5 for i in range(len(steps)))
-
-
-def groups_are_flat(rows, end):
-    """Were the rewards of each group equal (for PPO: all rewards) in three consecutive steps, without
-    being copies? The gradient need not be 0 then: the entropy bonus and a KL have one. end: where
-    all dialogues of these steps ended, "success" or "failure", or "elsewhere"."""
-    flat = []
-    for row in rows:
-        here = [name for name in ("success", "failure") if row.get(name) == 100] or ["elsewhere"]
-        equal = row.get("zero_std_groups") == 1 or row.get("emotion_std") == 0
-        flat.append(equal and not groups_are_copies(row) and here == [end])
-    return any(all(flat[i : i + 3]) for i in range(len(flat) - 2))
-
-
-def format_is_lost(rows):
-    """Were there more malformed dialogues in a step than in an earlier one, by 20 points?"""
-    malformed = [row.get("malformed", 0) for row in rows]
-    return any(
-        now > least + 20 for now, least in zip(malformed, itertools.accumulate(malformed, min))
-    )
-
-
-def users_are_unreadable(rows):
-    """Was more than one dialogue in a hundred dropped because of UnreadableAnswers? A policy that
-    learns to bring this about loses no reward by it."""
+    of = partial(column, rows)
+    zero_std, emotion_std = of("zero_std_groups"), of("emotion_std")  # the first is None for PPO
+    grad_norm, malformed = of("grad_norm"), of("malformed")
+    # Most groups have equal rewards, and nearly all replies occur in several dialogues. Not all
+    # groups must be equal: two rows of one batch are rounded differently now and then.
+    copies = (zero_std >= 0.5) & (of("repeat_across") > 0.9)
+    # The policy has a gradient, but gives the first dialogues exactly the probabilities of before
+    # training. One changed bit of one weight would change them.
+    still = (of("kl_start") == 0) & (grad_norm > 0)
+    # There is no gradient at all, although some advantage is not 0. GRPO's are 0 in groups in which
+    # all rewards are equal, PPO's if they are equal everywhere. (For PPO NaN != 1 is true.)
+    no_gradient = (grad_norm == 0) & (emotion_std > 0) & (zero_std != 1)
+    # The update counts more tokens than the policy sampled in the dialogues that it is given.
+    # (Dialogues that were dropped are not among them.)
+    sampled = of("tokens_sampled") - of("tokens_dropped")
+    foreign = of("tokens_trained") > sampled
+    # The rewards of each group are equal (for PPO: all rewards), without being copies. The gradient
+    # need not be 0 then: the entropy bonus and a KL have one.
+    flat = ((zero_std == 1) | (emotion_std == 0)) & ~copies
+    top, bottom = of("success") == 100, of("failure") == 100
     dropped, unreadable, episodes = (
-        sum(row.get(key) or 0 for row in rows) for key in ("dropped", "unreadable", "episodes")
+        np.nansum(of(key)) for key in ("dropped", "unreadable", "episodes")
     )
-    return unreadable > 0.01 * (episodes + dropped)
+    holds = {
+        "copies": sum(copies) >= 3,
+        "still": sum(still) >= 3,
+        "zero gradient": any(no_gradient),
+        "foreign tokens": any(foreign),
+        # A need that the policy does not serve any more is not drawn in every step.
+        "lost need": often(of("lost_groups") > 0, 5, 10),
+        # more malformed dialogues in a step than in an earlier one, by 20 points
+        "lost format": any(malformed > np.minimum.accumulate(malformed) + 20),
+        "flat at the top": often(flat & top, 3, 3),
+        "flat at the bottom": often(flat & bottom, 3, 3),
+        "flat": often(flat & ~top & ~bottom, 3, 3),
+        # A policy that learns to bring this about loses no reward by it.
+        "unreadable": unreadable > 0.01 * (episodes + dropped),
+    }
+    return {name: sentence for name, sentence in WARNINGS.items() if holds[name]}
 
 
 # Of an evaluation before training in which most dialogues earn 0: there is nothing to learn from.
@@ -281,65 +261,28 @@ FLAT = (
     "for three steps no group (PPO: no batch) had two different rewards, so nothing was learned: "
 )
 # Faults of the training itself, which no curve of the reward would show. They are looked for once a
-# step, in numbers that are logged anyway: (name, condition over the rows so far, sentence).
-WARNINGS = (
-    (
-        "copies",
-        lambda rows: sum(map(groups_are_copies, rows)) >= 3,
-        "the dialogues of a group are the same word for word: they share one sampling seed, or the "
-        "policy has collapsed",
-    ),
-    (
-        "still",
-        lambda rows: sum(map(policy_stands_still, rows)) >= 3,
-        "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
-        "holds other ones, or the learning rate is 0",
-    ),
-    (
-        "zero gradient",
-        lambda rows: any(map(gradient_is_zero, rows)),
-        "the gradient is exactly 0 although rewards differ: the loss does not reach the weights",
-    ),
-    (
-        "foreign tokens",
-        lambda rows: any(map(foreign_tokens_are_trained, rows)),
-        "more tokens are trained than were sampled: words of the user are in the loss",
-    ),
-    (
-        "lost need",
-        need_is_lost,
-        "all dialogues of a group (PPO: with a need) fail, step after step: the policy has lost one of "
-        "the users' needs. GRPO learns nothing from such a group, and the need may not come back; try "
-        "another --seed",
-    ),
-    (
-        "lost format",
-        format_is_lost,
-        "far more dialogues end malformed than earlier in the run: the policy unlearns the format of its "
-        "replies, and may not find it again; read some, and try another --seed or a lower --lr",
-    ),
-    (
-        "flat at the top",
-        lambda rows: groups_are_flat(rows, "success"),
-        FLAT + "all dialogues end at 100, and these users have nothing more to teach",
-    ),
-    (
-        "flat at the bottom",
-        lambda rows: groups_are_flat(rows, "failure"),
-        FLAT
-        + "all dialogues end at the bottom; read some: are the replies malformed, or are these "
-        "users too hard to please?",
-    ),
-    (
-        "flat",
-        lambda rows: groups_are_flat(rows, "elsewhere"),
-        FLAT + "not all dialogues end at 100, nor all at the bottom; does the user tell replies "
-        "apart? python -m tools.fitness measures that",
-    ),
-    (
-        "unreadable",
-        users_are_unreadable,
-        "more than one dialogue in a hundred was dropped because the user's answers could not be "
-        "read, or the prompt was refused; dropped.jsonl has what was said before",
-    ),
-)
+# step, in numbers that are logged anyway.
+WARNINGS = {
+    "copies": "the dialogues of a group are the same word for word: they share one sampling seed, or "
+    "the policy has collapsed",
+    "still": "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
+    "holds other ones, or the learning rate is 0",
+    "zero gradient": "the gradient is exactly 0 although rewards differ: the loss does not reach the "
+    "weights",
+    "foreign tokens": "more tokens are trained than were sampled: words of the user are in the loss",
+    "lost need": "all dialogues of a group (PPO: with a need) fail, step after step: the policy has "
+    "lost one of the users' needs. GRPO learns nothing from such a group, and the need may not come "
+    "back; try another --seed",
+    "lost format": "far more dialogues end malformed than earlier in the run: the policy unlearns "
+    "the format of its replies, and may not find it again; read some, and try another --seed or a "
+    "lower --lr",
+    "flat at the top": FLAT
+    + "all dialogues end at 100, and these users have nothing more to teach",
+    "flat at the bottom": FLAT + "all dialogues end at the bottom; read some: are the replies "
+    "malformed, or are these users too hard to please?",
+    "flat": FLAT
+    + "not all dialogues end at 100, nor all at the bottom; does the user tell replies "
+    "apart? python -m tools.fitness measures that",
+    "unreadable": "more than one dialogue in a hundred was dropped because the user's answers could "
+    "not be read, or the prompt was refused; dropped.jsonl has what was said before",
+}

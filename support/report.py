@@ -11,7 +11,7 @@ scripts and to fetch anything (its Content-Security-Policy).
 from support.command_line import fold, print_folded, scripted_notice
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file
-from support.metrics import scores_by, warnings_of
+from support.metrics import column, scores_by, warnings_of
 from support.rundir import checkpoints, metrics_of, scale_of_run
 
 import io
@@ -112,39 +112,38 @@ def print_table(table):
 # jinja2 and matplotlib are imported where they are used: a run that lacks one of them goes on
 # without its report.
 
-ENDS = {"success": "success (100)", "failure": "failure (below 10)", "malformed": "malformed (0)"}
-SIGNS = {
-    "repeat_within": "said before to this user",
-    "repeat_across": "in another dialogue too",
-    "reward_talk": "speaks of its reward",
-}
-# (title, unit, {column of metrics.jsonl: its name beside others}, how to read it)
+# (title with its unit, {column of metrics.jsonl: its name beside others}, how to read it)
 PANELS = (
-    ("Final emotion", "0 to 100", {"emotion": ""}, "Where a dialogue ends."),
+    ("Final emotion, 0 to 100", {"emotion": ""}, "Where a dialogue ends."),
     (
-        "How dialogues end",
-        "%",
-        ENDS,
+        "How dialogues end, %",
+        {
+            "success": "success (100)",
+            "failure": "failure (below 10)",
+            "malformed": "malformed (0)",
+        },
         "Success should climb, failure should fall. Malformed is part of failure.",
     ),
-    ("Zero-std groups", "share", {"zero_std_groups": ""}, "All rewards equal: no signal in GRPO."),
+    ("Zero-std groups, share", {"zero_std_groups": ""}, "All rewards equal: no signal in GRPO."),
     (
-        "Length of a reply",
-        "tokens",
+        "Length of a reply, tokens",
         {"reply_tokens": ""},
         "A rise may be padding, a fall empty replies.",
     ),
-    ("Entropy", "nats per token", {"entropy": ""}, "Near 0 the policy always says the same."),
-    ("KL within the update", "nats per token", {"kl": ""}, "Mostly above 0.003: lower --lr."),
-    ("KL from the start", "nats per token", {"kl_start": ""}, "A slow rise shows learning."),
+    ("Entropy, nats per token", {"entropy": ""}, "Near 0 the policy always says the same."),
+    ("KL within the update, nats per token", {"kl": ""}, "Mostly above 0.003: lower --lr."),
+    ("KL from the start, nats per token", {"kl_start": ""}, "A slow rise shows learning."),
     (
-        "Signs of reward hacking",
-        "share of replies",
-        SIGNS,
+        "Signs of reward hacking, share of replies",
+        {
+            "repeat_within": "said before to this user",
+            "repeat_across": "in another dialogue too",
+            "reward_talk": "speaks of its reward",
+        },
         "A rise is a reason to read dialogues.",
     ),
-    ("Distinct-2", "share of word pairs", {"distinct_2": ""}, "It falls as replies grow alike."),
-    ("Explained variance", "share", {"explained_variance": ""}, "How well the critic predicts."),
+    ("Distinct-2, share of word pairs", {"distinct_2": ""}, "It falls as replies grow alike."),
+    ("Explained variance, share", {"explained_variance": ""}, "How well the critic predicts."),
 )
 # Curves of one panel differ in colour and in dashes, for readers who cannot tell red from green,
 # and for printing on paper.
@@ -165,11 +164,6 @@ LEGEND = (
     "Over the training steps. Thick: the mean of the last five; thin: single steps. Points: "
     "held-out users, ± standard error."
 )
-
-
-def column(rows, key):
-    """A column of metrics.jsonl as an array, NaN where a step has no such number."""
-    return np.array([row.get(key) for row in rows], dtype=float)
 
 
 def draw_panel(axis, curves, rows, evaluations):
@@ -197,14 +191,14 @@ def draw_curves(out, rows, evaluations):
     panels = [
         panel
         for panel in PANELS
-        if panel is PANELS[0] or any(np.nan_to_num(column(rows, key)).any() for key in panel[2])
+        if panel is PANELS[0] or any(np.nan_to_num(column(rows, key)).any() for key in panel[1])
     ]
     lines = -(-len(panels) // 3)  # rounded up
     with rc_context(STYLE):
         picture = Figure((13, 2.5 * lines + 0.5), layout="constrained")
         picture.suptitle(f"{out.name}\n{LEGEND}")
-        for place, (title, unit, curves, _) in enumerate(panels, 1):
-            axis = picture.add_subplot(lines, 3, place, title=f"{title}, {unit}")
+        for place, (title, curves, _) in enumerate(panels, 1):
+            axis = picture.add_subplot(lines, 3, place, title=title)
             draw_panel(axis, curves, rows, evaluations)
         picture.savefig(out / "learning_curve.png")
         file = io.StringIO()
@@ -224,30 +218,19 @@ def dialogues_of_run(out, people, last_step):
     evaluation}, each with its final emotion and with what the page shows of its user. people: the
     profiles of these users."""
     profiles = {profile.id: profile for profile in people}
-    sides = {step: [] for step in (0, last_step)}
+    sides, name_of = {}, {last_step: "after", 0: "before"}  # one evaluation is "before"
     # most lines are dialogues of training: `containing` skips them unread
     for _, row, _ in read_jsonl(out / "dialogues.jsonl", containing=b'"heldout"'):
-        if row and row["split"] == "heldout" and row["step"] in sides:
+        if row and row["split"] == "heldout" and row["step"] in name_of:
             profile = profiles[row["profile_id"]]
             intention, kind = need_of(profile.task, profile.need)
             row |= {"intention": intention, "kind": kind, "player": profile.player}
             row["final"] = 100 * row["reward"]
-            sides[row["step"]].append(row)
-    return dict(zip(("before", "after"), sides.values()))
+            sides.setdefault(name_of[row["step"]], []).append(row)
+    return sides
 
 
 # ----------------------------------------------------------------------------------------- the page
-
-
-def newest_state(out):
-    """The state of a run: its summary.json or, if that is not there yet, the state.json of its
-    newest checkpoint. Raises BadInput if there is neither."""
-    state = read_json(out / "summary.json")
-    for checkpoint in checkpoints(out)[-1:]:
-        state = state or read_json(checkpoint / "state.json")
-    if not state:
-        raise BadInput(f"{out}: this run has not come to its first checkpoint")
-    return state
 
 
 def write_page(out, people):
@@ -256,7 +239,13 @@ def write_page(out, people):
     from jinja2 import Template
 
     config = read_json(out / "config.json")
-    evaluations = newest_state(out)["evaluations"]
+    # of a run that is not over the state.json of its newest checkpoint
+    state = read_json(out / "summary.json")
+    for checkpoint in checkpoints(out)[-1:]:
+        state = state or read_json(checkpoint / "state.json")
+    if not state:
+        raise BadInput(f"{out}: this run has not come to its first checkpoint")
+    evaluations = state["evaluations"]
     rows = metrics_of(out)
     panels, svg = draw_curves(out, rows, evaluations)
     sides = dialogues_of_run(out, people, evaluations[-1]["step"])

@@ -56,7 +56,6 @@ class RunDir:
             self.path / name if cfg.reader or cfg.simulator not in SCRIPTED else None
         )
         self.held_lock = None  # of files.lock; None: not locked yet
-        self.began, self.heldout = None, None  # until `begin`
         self.rows = []  # the lines of metrics since the start or the resume
         self.warned_of = set()  # the names of the warnings that were printed
 
@@ -210,14 +209,11 @@ class RunDir:
         state["checkpoints"] = written[-2:]
         self.write_whole(self.path / name, write, state)
         for old in written[:-2]:
-            try:
-                shutil.rmtree(self.path / old)
-            except FileNotFoundError:  # moved by hand
-                pass
-            except OSError as error:  # NFS keeps the files that are being read
-                if "remove" not in self.warned_of:
-                    self.warned_of.add("remove")
-                    self.tell(f"warning: an old checkpoint was not removed: {one_line(error)}")
+            # NFS keeps the files that are being read
+            shutil.rmtree(self.path / old, ignore_errors=True)
+            if (self.path / old).exists() and "remove" not in self.warned_of:
+                self.warned_of.add("remove")
+                self.tell(f"warning: an old checkpoint was not removed: {self.path / old}")
 
     def try_to_save(self, write, size):
         """Write and remove a trial checkpoint, and warn if the disk has no room for three of `size`

@@ -107,8 +107,10 @@ class ServerModel:
             options["extra_body"] = {"chat_template_kwargs": self.template_args}
         # One after the other: a Caller counts them as one call at a time, and the server keeps what
         # it has computed for their common beginning.
-        messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        answers = [await self.chat(message, 1, **options) for message in messages]
+        answers = [
+            await self.chat([{"role": "user", "content": prompt}], 1, **options)
+            for prompt in prompts
+        ]
         if not all(answer.likeliest for answer in answers):
             raise SimulatorRefused(f"{self.url}: {self.name} returns no log-probs (top_logprobs)")
         return [answer.likeliest for answer in answers]
@@ -227,9 +229,9 @@ def read_response(text):
     answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
     answer.tokens = at(body, "usage", "completion_tokens")
     told = at(choice, "logprobs", "content", 0, "top_logprobs")
-    told = told if isinstance(told, list) else []
-    told = [(at(one, "token"), at(one, "logprob")) for one in told]
-    answer.likeliest = [(texts_in(text), p) for text, p in told if isinstance(p, int | float)]
+    if isinstance(told, list):
+        found = [(texts_in(at(one, "token")), at(one, "logprob")) for one in told]
+        answer.likeliest = [pair for pair in found if isinstance(pair[1], int | float)]
     answer.cut = ended in ("length", "max_tokens", "model_length")
     empty = "" if answer.strip() else "empty"
     answer.problem = CUT if answer.cut else empty

@@ -2,7 +2,7 @@
 wrong key, and a model that cannot keep the form of an answer or tell kind from cruel.
 """
 
-from support.command_line import fold
+from support.command_line import print_folded
 from support.errors import (
     BadInput,
     BadModel,
@@ -51,7 +51,7 @@ async def check_form(simulator):
                 await user.answer()
             else:
                 _, change = await user.feel(CHECK_REPLIES[simulator.lang][0])
-            print(fold(f"{simulator.name}: the form of its answers is enforced by {form}."))
+            print_folded(f"{simulator.name}: the form of its answers is enforced by {form}.")
             return change
         except (UnreadableAnswers, SimulatorRefused) as error:
             problems.append(error)
@@ -77,6 +77,7 @@ async def check(simulator):
     if at_kind is None and not simulator.reader:
         return {}
     kind_reply, cruel_reply = CHECK_REPLIES[simulator.lang]
+    doubt = ""  # what is odd about the changes, in words
 
     async def change_at(reply):
         _, change = await simulator.unlogged().example().feel(reply)
@@ -87,25 +88,22 @@ async def check(simulator):
             await simulator.check_reader()
             at_kind = await change_at(kind_reply)
         at_cruel, again = await change_at(cruel_reply), await change_at(kind_reply)
-        doubt = doubt_about(simulator, at_kind, at_cruel, again)
+        # a reader, and a model at temperature 0, must say the same twice
+        is_fixed = simulator.reader or getattr(simulator.model, "temperature", None) == 0
+        if at_cruel >= at_kind:
+            doubt = f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
+        elif is_fixed and again != at_kind:
+            doubt = (
+                f"one reply moves its person by {at_kind:+d} and by {again:+d}, at temperature 0"
+            )
     except UnreadableAnswers as error:
         doubt = str(error)
     except SimulatorFailed as error:
         raise TooManyLost(str(error)) from None
     if doubt:
         name = (simulator.reader or simulator).name
-        print(fold(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness"))
+        print_folded(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness")
     found = {name: value for name, value in vars(simulator.model).items() if name in LEARNT}
     if simulator.reader:
         found["scale"] = simulator.reader.scale
     return found
-
-
-def doubt_about(simulator, at_kind, at_cruel, again):
-    """What is odd about these changes of emotion, in words; "" if nothing is."""
-    if at_cruel >= at_kind:
-        return f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
-    is_fixed = simulator.reader or getattr(simulator.model, "temperature", None) == 0
-    if is_fixed and again != at_kind:
-        return f"one reply moves its person by {at_kind:+d} and by {again:+d}, at temperature 0"
-    return ""

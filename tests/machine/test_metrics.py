@@ -27,9 +27,7 @@ from runs import ALGO, go, metrics, summary
 
 pytestmark = pytest.mark.usefixtures("moods")
 
-COPIES, STILL, ZERO, FOREIGN, LOST, FORMAT, TOP, BOTTOM, FLAT, UNREADABLE = (
-    sentence for _, _, sentence in WARNINGS
-)
+COPIES, STILL, ZERO, FOREIGN, LOST, FORMAT, TOP, BOTTOM, FLAT, UNREADABLE = WARNINGS.values()
 
 
 def warned_of(rows):
@@ -118,7 +116,9 @@ STEP = dict(
     emotion_std=15.0,
     tokens_trained=500,
     tokens_sampled=500,
+    tokens_dropped=0,
     lost_groups=0.0,
+    malformed=0.0,
 )
 
 

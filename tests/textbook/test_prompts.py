@@ -161,14 +161,15 @@ def test_the_mode_selects_the_prompt_of_the_policy(lang):
     assert "<think>" in think and "</think>" in think and "think>" not in direct
 
 
-def test_an_edited_prompt_file_that_lost_a_placeholder_is_refused(tmp_path):
+def test_an_edited_prompt_file_that_lost_a_placeholder_is_refused(tmp_path, monkeypatch):
     """Prompts are there to be edited. One that lost {{dialogue}} would score replies that the model
     never sees."""
     text = load_prompt("emotion", "en", "vanilla")
     path = tmp_path / "en" / "vanilla" / "emotion.txt"
     path.parent.mkdir(parents=True)
+    monkeypatch.setattr("support.answers.PROMPTS", tmp_path)
     edits = {"dialogue": text.replace("{{dialogue}}", "?"), "mood": text + "{{mood}}"}
     for placeholder, edited in edits.items():
         path.write_text(edited, encoding="utf-8")
         with pytest.raises(BadInput, match=f"{path}.*{{{{{placeholder}}}}}"):
-            load_prompt("emotion", "en", "vanilla", root=tmp_path)
+            load_prompt("emotion", "en", "vanilla")
