@@ -54,8 +54,8 @@ def wait_for(coroutine):
 # %% [markdown]
 # ## 1. A user
 #
-# A user has a persona, a story, and a hidden need, which it does not name: it only hints at it in
-# what it says. (`Profile` in `people.py`.)
+# A user has a persona, a story, and a hidden need, at which it only hints. (`Profile` in
+# `people.py`.)
 
 # %%
 simulator = make_simulator("toy")
@@ -188,8 +188,6 @@ print("grpo.py", from_grpo)
 # advantage is `delta + lambda * advantage of the next one` (gamma is 1; Schulman 2016, eq. 16). The
 # *next one* is the next token that the policy sampled: what the user says in between does not
 # count.
-#
-# Here V is 0.2 everywhere, and lambda is 0.9.
 
 # %%
 V, lam = 0.2, 0.9
@@ -217,8 +215,6 @@ for name, numbers in (("by hand", by_hand), ("ppo.py ", from_ppo[batch.action_ma
 # *ratio* is the probability of a token now, divided by its probability when it was sampled. Once a
 # ratio has left 0.8 to 1.2 in the direction that pays, the token stops pushing: it is *clipped*
 # (Schulman 2017, eq. 7; `policy_loss` in `ppo.py`).
-#
-# First a batch: sixteen users, four dialogues with each.
 
 # %%
 learner, _ = load_model(directory)  # `model` stays as it is, for comparison
