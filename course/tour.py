@@ -2,16 +2,13 @@
 # # A tour of RLVER in twenty minutes
 #
 # A language model talks with a simulated user whose emotion, 0 to 100, moves after every reply. The
-# last emotion is the reward, and GRPO or PPO makes the model better at comforting. In this tour you
-# meet one user, see a dialogue as tokens, compute advantages by hand, make one update, and then
-# train for six steps. No GPU is needed; all of it computes for a minute or two.
+# last emotion is the reward, and GRPO or PPO trains the model to raise it. No GPU is needed; all of
+# it computes for a minute or two.
 #
 # Everything here is the *toy* of the project: a network of half a million parameters that speaks a
-# small grammar, and scripted users. So you can see the whole of the algorithm at work.
-# What is learned says nothing about comfort.
+# small grammar, and scripted users. What is learned says nothing about comfort.
 #
-# Run the cells from top to bottom. **Before you run** marks a question: write your answer down
-# first.
+# **Before you run** marks a question: write your answer down first.
 
 # %%
 # The cells import the project's own files: they must be found from here, or one directory up.
@@ -57,8 +54,8 @@ def wait_for(coroutine):
 # %% [markdown]
 # ## 1. A user
 #
-# A user has a persona, a story, and a hidden need, which it does not name: it only hints at it in
-# what it says. (`Profile` in `people.py`.)
+# A user has a persona, a story, and a hidden need, at which it only hints. (`Profile` in
+# `people.py`.)
 
 # %%
 simulator = make_simulator("toy")
@@ -99,7 +96,7 @@ for reply in replies:
 # simulator a language model does.
 #
 # The four letters of `code` stand in the prompt, which the policy never sees. So no reply can forge
-# a change of its own (`read_answer` in `simulator.py`).
+# a change of its own (`read_answer` in `support/answers.py`).
 #
 # ## 2. A dialogue as tokens
 #
@@ -146,8 +143,7 @@ for segment in episode.segments:
 # ## 3. The mask
 #
 # `pack` lays the segments out as one row of tokens. The mask is True where the policy sampled the
-# token; loss, advantages, entropy and KL are all computed there and nowhere else. A reply's stop
-# token is the policy's own: it was sampled, so it is trained.
+# token, a reply's stop token too; loss, advantages, entropy and KL are computed nowhere else.
 #
 # **Before you run:** how many of the tokens will be trained, roughly? And on which one does the
 # reward of the dialogue stand?
@@ -192,8 +188,6 @@ print("grpo.py", from_grpo)
 # advantage is `delta + lambda * advantage of the next one` (gamma is 1; Schulman 2016, eq. 16). The
 # *next one* is the next token that the policy sampled: what the user says in between does not
 # count.
-#
-# Here V is 0.2 everywhere, and lambda is 0.9.
 
 # %%
 V, lam = 0.2, 0.9
@@ -221,8 +215,6 @@ for name, numbers in (("by hand", by_hand), ("ppo.py ", from_ppo[batch.action_ma
 # *ratio* is the probability of a token now, divided by its probability when it was sampled. Once a
 # ratio has left 0.8 to 1.2 in the direction that pays, the token stops pushing: it is *clipped*
 # (Schulman 2017, eq. 7; `policy_loss` in `ppo.py`).
-#
-# First a batch: sixteen users, four dialogues with each.
 
 # %%
 learner, _ = load_model(directory)  # `model` stays as it is, for comparison
@@ -283,8 +275,7 @@ for step in range(1, 7):
 #
 # This is RLVER's loop: hold dialogues, compute advantages, update, give the engine the new weights.
 # Each batch is cut into four mini-batches, and each makes one optimizer step, as the toy does by
-# default. `train` in `rlver.py` has the same loop, and evaluates, logs and saves as well. We begin
-# anew from the first weights.
+# default. `train` in `rlver.py` has the same loop, and evaluates, logs and saves as well.
 #
 # **Before you run:** the mean emotion is 30 when a dialogue begins. Where will the dialogues of the
 # first step end, and those of the last one? Draw the curve.
@@ -328,8 +319,8 @@ plt.show()
 # The first dialogues end below 30, where they began. The first policy knows all kinds of sentences
 # and does not know whom they help, so most of its replies make things worse.
 #
-# The curve is rough, because each point is the mean of 64 dialogues with other users. That is why
-# the project evaluates with 128 users who are never trained on, and gives intervals over seeds.
+# The curve is rough, because each point is the mean of 64 dialogues with other users. So the project
+# evaluates with 128 users who are never trained on, and gives intervals over seeds.
 #
 # ## 7. Two dialogues side by side
 #
@@ -360,15 +351,13 @@ for left, right in itertools.zip_longest(columns["before"], columns["after"], fi
 # The numbers in brackets are the user's emotion after the reply, from 30 at the start. A sentence
 # that this user has heard before lowers it, even if it helped the first time.
 #
-# What you have seen: a policy that finds out by trial and error which kind of sentence helps whom,
-# from nothing but an emotion at the end of each dialogue. What you have not seen: comfort. The
-# words were in the network before, and the user is scripted.
+# The policy found out by trial and error which kind of sentence helps whom, from nothing but an
+# emotion at the end of each dialogue. This is not comfort: the words were in the network before, and
+# the user is scripted.
 #
 # ## Where to go on
 #
 # * `python rlver.py --steps 10 --eval-size 32`: ten such steps, with more dialogues to a user and
 #   smaller first steps; with an evaluation before and after, all dialogues in a file, a report.
-# * `ppo.py` and `grpo.py`: the functions that you called, each beside its equation.
-# * `docs/math.md`: from the objective to these lines.
-# * `docs/small.md`: the same loop with a real language model.
+# * `README.md`: where each equation stands in the code, and what to read next.
 # * `course/README.md`: exercises, derivations and labs.

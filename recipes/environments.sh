@@ -2,8 +2,7 @@
 # The paper's Table 3 on the toy: which user should one train with? Four policies, thinking and direct, trained
 # with the vanilla and with the challenging user, are each measured with both. Eight minutes on two cores.
 #   bash recipes/environments.sh                                      into runs/environments
-#   bash recipes/environments.sh runs/short 8 --steps 2               the directory, users to measure with,
-#                                                                     and flags of rlver.py
+#   bash recipes/environments.sh runs/short 8 --steps 2               directory, users to measure with, flags of rlver.py
 # The same command continues a run that was stopped.
 set -euo pipefail
 cd "$(dirname "$0")/.."

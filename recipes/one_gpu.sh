@@ -1,11 +1,8 @@
 #!/usr/bin/env bash
 # One GPU: can the model behind the server play the user? Then a model is trained on it.
 #   MODEL=Qwen/Qwen2.5-1.5B-Instruct SIMULATOR=openai:MODEL@URL RLVER_API_KEY=... bash recipes/one_gpu.sh grpo --think
-# What fits is in the table "What fits on which card?" of docs/running.md (computed, not measured):
-#   24 GB   0.5B and 1.5B with adapters, as below; with --lora-rank 0 the 0.5B by GRPO
-#   80 GB   0.5B to 7B with adapters; with --lora-rank 0 the 0.5B, and the 1.5B by GRPO
-# The first measurement takes about 100 calls; the training begins unless the verdict is "unfit". The 16 people here are
-# too few; --profiles names others (docs/running.md).
+# docs/running.md says what fits on which card, and where there are more than the 16 people here, which are too few.
+# The first measurement takes about 100 calls; the training begins unless the verdict is "unfit".
 set -euo pipefail
 cd "$(dirname "$0")/.."
 algo=${1:?ppo or grpo is needed}

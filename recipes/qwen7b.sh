@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # The paper's model and settings on one node with eight GPUs; the user is a model behind a server. The 16 people here
-# are too few; --profiles names others, for example the paper's (docs/running.md).
+# are too few (docs/running.md).
 #   SIMULATOR=openai:deepseek-chat@https://HOST/v1 RLVER_API_KEY=... bash recipes/qwen7b.sh ppo --think
-# The first word is ppo or grpo; with --think the policy thinks before it replies, without it replies directly.
-# Flags of rlver.py may follow. The defaults for a real model are the paper's (RLVER, appendix B).
+# The first word is ppo or grpo; flags of rlver.py may follow. The defaults for a real model are the paper's (appendix B).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 algo=${1:?ppo or grpo is needed}

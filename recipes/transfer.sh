@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Does training with one user help with another? The toy's policy is trained with each of two users: the toy's script,
-# and a reader (the same people; a language model reads what they feel). Both policies and the untrained one are
-# measured with both users. Three seeds.
+# Does training with one user help with another (docs/results.md)? The toy's policy is trained with the toy's script
+# and with a reader; both policies and the untrained one are measured with both users. Three seeds.
 #   READER=DIR bash recipes/transfer.sh                   into runs/transfer; READER as in smollm2.sh
 #   bash recipes/transfer.sh runs/short 8 --steps 2       directory, users to measure with, flags of rlver.py
 #   SEEDS=1 bash recipes/transfer.sh                      one seed; several can run side by side
