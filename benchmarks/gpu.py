@@ -48,7 +48,16 @@ from toy import world
 
 # dense bf16, in 10^12 operations a second, from the makers' data sheets
 PEAK = {"H100": 989, "H200": 989, "A100": 312, "L40S": 362, "4090": 165}
-# hidden size, that of the MLP, layers, heads, heads of keys, vocabulary, tied embeddings
+# The sizes of a model, in transformers' names.
+SIZES = (
+    "hidden_size",
+    "intermediate_size",  # of the MLP
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "tie_word_embeddings",
+)
 SHAPES = {
     "0.5B": (896, 4864, 24, 14, 2, 151936, True),
     "1.5B": (1536, 8960, 28, 12, 2, 151936, True),
@@ -64,27 +73,14 @@ END_TO_END = (
 )
 
 
-def config_of(hidden, mlp, layers, heads, key_heads, vocabulary, tied):
-    from transformers import Qwen2Config
-
-    return Qwen2Config(
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        vocab_size=vocabulary,
-        tie_word_embeddings=tied,
-        max_position_embeddings=32768,
-    )
-
-
 def make_model(size, place, config=None):
     """A random model of a known shape in bf16, with the toy's tokenizer, in the directory
     `place`."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
-    config = config or config_of(*SHAPES[size])
+    if config is None:
+        shape = dict(zip(SIZES, SHAPES[size]))
+        config = Qwen2Config(**shape, max_position_embeddings=32768)
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.generation_config.eos_token_id = None  # the template's last token is the stop
@@ -310,9 +306,8 @@ def main():
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     # a part of it, in a process of its own: see `child`
-    parser.add_argument(
-        "work", nargs="?", choices=("make", "measure", "steps"), help=argparse.SUPPRESS
-    )
+    works = ("make", "measure", "steps")
+    parser.add_argument("work", nargs="?", choices=works, help=argparse.SUPPRESS)
     parser.add_argument("args", nargs="*", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work == "make":

@@ -39,6 +39,7 @@ from rollout import SEEDS, Agent, rollout
 from simulator import simulator_of_run
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
+SETTINGS = {"algo": "grpo", "eval_every": 5}  # of both, with the usual seed and number of steps
 PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 MISSING = (
     "TRL is not installed. It needs an environment of its own: python3 -m venv .venv-trl && "
@@ -194,11 +195,10 @@ class Cycles:
         self.began = self.now()
 
 
-def one_side(side, seed, steps, every):
+def one_side(side):
     """One side, in a process of its own; see Cycles for what it writes and reads."""
     out, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints
-    numbers = {"seed": int(seed), "steps": int(steps), "eval_every": int(every)}
-    cfg = resolve_settings({"algo": "grpo", **numbers, **SIDES[side]})
+    cfg = resolve_settings(SETTINGS | SIDES[side])
     with tempfile.TemporaryDirectory() as place:
         cycles = Cycles(out)
         if side == "TRL":
@@ -206,17 +206,12 @@ def one_side(side, seed, steps, every):
         train(cfg, TimedRun(Path(place), cfg, cycles))
 
 
-def compare(seed, steps, every=5):
+def compare():
     """{side: [before training, cycle, cycle, ...]}."""
     result, workers = {side: [] for side in SIDES}, {}
     try:
         for side in SIDES:
-            command = [
-                str(PYTHON if side == "TRL" else sys.executable),
-                __file__,
-                side,
-                *map(str, (seed, steps, every)),
-            ]
+            command = [str(PYTHON if side == "TRL" else sys.executable), __file__, side]
             workers[side] = subprocess.Popen(
                 command,
                 text=True,
@@ -225,7 +220,7 @@ def compare(seed, steps, every=5):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-        for step in range(steps + 1):
+        for step in range(resolve_settings(SETTINGS).steps + 1):
             for side in list(SIDES)[:: 1 if step % 2 else -1]:
                 if step:
                     workers[side].stdin.write("\n")
@@ -294,12 +289,11 @@ def main():
     parser.parse_args()
     if not PYTHON.exists():
         parser.exit(2, f"trl.py: {MISSING}\n")
-    result = compare(seed=0, steps=resolve_settings({}).steps)
-    print(table(result))
+    print(table(compare()))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5:  # a process of `compare`
-        one_side(*sys.argv[1:])
+    if sys.argv[-1] in SIDES:  # a process of `compare`
+        one_side(sys.argv[-1])
     else:
         main()

@@ -2,6 +2,7 @@
 # The paper's model on two nodes with eight GPUs each (docs/running.md). On the first node, then on the second:
 #   HOST=first-node NODE=0 SIMULATOR=openai:MODEL@URL bash recipes/two_nodes.sh ppo --think
 #   HOST=first-node NODE=1 SIMULATOR=openai:MODEL@URL bash recipes/two_nodes.sh ppo --think
+# To resume, add --resume DIR to a torchrun command of your own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 algo=${1:?ppo or grpo is needed}
