@@ -80,7 +80,7 @@ def pack(episodes, reward="terminal", multiple=1):
         positions=pad("positions"),
         branch=pad("branch", -1),
         action_mask=pad("action_mask", False),
-        engine_log_probs=pad("log_probs", 0.0),
+        engine_log_probs=pad("engine_log_probs", 0.0),
         turn=pad("turn"),
         reward=nn.utils.rnn.pad_sequence(rewards, batch_first=True),
         group=torch.tensor([e.group for e in episodes]),
@@ -89,7 +89,7 @@ def pack(episodes, reward="terminal", multiple=1):
 
 def lay_out(episode):
     """The segments of a dialogue, one behind the other: {field of Batch: a list with one entry per
-    token}; log_probs are its engine_log_probs.
+    token}, for all fields but reward and group.
 
     A turn is a sampled segment, in a branch or in the trunk. A branch begins at the position where
     the trunk stands; its later segments continue it, and the trunk does not move."""
@@ -107,7 +107,7 @@ def lay_out(episode):
         row["positions"] += range(start, start + n)
         row["branch"] += [s.branch] * n
         row["action_mask"] += [sampled] * n
-        row["log_probs"] += s.log_probs if sampled else [0.0] * n
+        row["engine_log_probs"] += s.log_probs if sampled else [0.0] * n
         row["turn"] += [turn if sampled else 0] * n
     return row
 
