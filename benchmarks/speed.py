@@ -119,7 +119,7 @@ class GenerateEngine(TorchEngine):
             top_p=1.0,
             eos_token_id=self.stop_id,
             pad_token_id=self.pad,
-            max_new_tokens=min(r.max_tokens for r in requests),
+            max_new_tokens=min(len(r.uniform) for r in requests),
         )
         sampled = out[:, ids.shape[1] :]
         stops = (sampled == self.stop_id).long()
