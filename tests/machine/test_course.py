@@ -4,6 +4,7 @@ That the tests are strong enough is another matter, and CI's: `python course/cou
 """
 
 import ast
+import re
 
 import pytest
 
@@ -36,6 +37,13 @@ def test_every_exercise_has_wrong_answers_that_fit_the_code():
     """Whoever edits a function learns here which wrong answers must be edited with it."""
     names = [name for name, *_ in wrong_answers(ALL)]
     assert all(names.count(name) >= 4 for name in ALL)
+
+
+def test_the_project_knows_nothing_of_the_course():
+    """A student who reads the scripts beside the paper meets no marker of anybody's homework."""
+    markers = re.compile(r"\bexercises?\b|homework|course/|course\.py", re.IGNORECASE)
+    for path in ROOT.glob("*.py"):
+        assert not markers.search(source(path)), path.name
 
 
 @pytest.mark.parametrize(

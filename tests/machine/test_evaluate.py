@@ -241,7 +241,11 @@ def test_the_lost_stand_in_the_table(deaf, code, tiny_dir, tmp_path, capsys):
         assert "all 8 dialogues are lost" in err
 
 
-def test_a_context_beyond_the_models_is_refused(tiny_dir, tmp_path, capsys):
-    """Positions beyond the model's last one would all be the last one."""
-    assert measured(tmp_path, "--policy", tiny_dir, "--context", 10**6) == 2
+def test_a_dialogue_without_a_reply_is_no_score(tiny_dir, tmp_path, capsys):
+    """Its first prompt does not fit the context: it was scored 40, the start."""
+    assert measured(tmp_path, "--policy", tiny_dir, "--context", 8, "--limit", 2) == 75
+    assert "leaves no room in the context" in capsys.readouterr().err
+    assert not (tmp_path / "r.jsonl").read_text()
+    # positions beyond the model's last one would all be the last one
+    assert measured(tmp_path, "--policy", tiny_dir, "--context", 10**6, "--limit", 2) == 2
     assert "--context 1000000: " in capsys.readouterr().err
