@@ -347,21 +347,25 @@ def resolve_settings(given):
 def check(cfg, chosen):
     """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
     has no effect in this run."""
-    has_effect = {  # {settings: what they need}
-        "gamma lam critic_lr value_clip": cfg.has_critic,
-        "advantage": cfg.compares_groups,
-        "kl_estimator": cfg.kl_coef,
-        "lora_alpha": cfg.lora_rank,
-        "engine_memory": cfg.engine == "vllm",
-        "simulator_temperature": cfg.simulator not in SCRIPTED,
-        "simulator_concurrency simulator_timeout": "openai:" in f"{cfg.simulator} {cfg.reader}",
+    no_server = "openai:" not in f"{cfg.simulator} {cfg.reader}"
+    has_no_effect = {
+        "gamma": not cfg.has_critic,
+        "lam": not cfg.has_critic,
+        "critic_lr": not cfg.has_critic,
+        "value_clip": not cfg.has_critic,
+        "advantage": not cfg.compares_groups,
+        "kl_estimator": not cfg.kl_coef,
+        "lora_alpha": not cfg.lora_rank,
+        "engine_memory": cfg.engine != "vllm",
+        "simulator_temperature": cfg.simulator in SCRIPTED,
+        "simulator_concurrency": no_server,
+        "simulator_timeout": no_server,
     }
-    for names, needed in has_effect.items():
-        for name in names.split():
-            if name in chosen and not needed:
-                raise BadInput(
-                    f"{flag_name(name)} has no effect in this run; --help says what it needs"
-                )
+    for name in chosen:
+        if has_no_effect.get(name):
+            raise BadInput(
+                f"{flag_name(name)} has no effect in this run; --help says what it needs"
+            )
     if cfg.batch_size % cfg.group_size:
         raise BadInput(
             f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "

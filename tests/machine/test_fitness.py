@@ -44,6 +44,7 @@ MODELS = {
     "always 4": lambda prompt: 4,
     "mostly 4": lambda prompt: 4 if len(reply_in(prompt)) % 10 else hears(prompt),
     "upside down": lambda prompt: -hears(prompt),
+    "random": lambda prompt: random.Random(f"seed 1 {reply_in(prompt)}").randint(-10, 10),
     "unsure": guesses,
 }
 
@@ -80,6 +81,7 @@ def examine(tmp_path, monkeypatch, capsys):
         ("good", "verdict: fit"),
         ("always 4", "verdict: unfit: it gives one number whatever is said; what should lift"),
         ("mostly 4", "verdict: unfit: it gives one number"),
+        ("random", "verdict: unfit: what should lift lifts too little"),
         ("upside down", "verdict: unfit: what should lift lifts too little"),
         ("unsure", "verdict: weak: what should lift lifts too little"),
     ],
@@ -135,6 +137,7 @@ def test_the_auc_is_over_pairs_of_the_same_person():
         (0.79, 0.8, 0.9, "unfit"),
         (1.0, 0.81, 0.9, "unfit"),
         (1.0, 0.5, 0.5, "unfit"),  # the interval holds chance
+        (1.0, 0.5, 0.2, "unfit"),  # or all of it is below
         (1.0, 0.5, None, "weak"),  # fewer than five people have no interval
     ],
 )
@@ -196,7 +199,7 @@ def test_lines_out_of_their_part_are_counted():
     row = {"line": "My sister forgot my birthday."}
     for line in ("Your birthday matters.", "I'm sorry to hear that.", "I am here for you."):
         assert fitness.speaks_as_friend(line, row)
-    for line in ("She forgot my birthday, again.", "What would your brother say?"):
+    for line in ("She forgot my birthday, again.", "What would your brother say?", "Your turn."):
         assert not fitness.speaks_as_friend(line, row)
     told = ["You did all that you could do."]
     assert fitness.repeats("You did all that you could, you say.", told)

@@ -56,6 +56,7 @@ def test_imports_go_in_one_direction():
     """tools, benchmarks, course, recipes -> scripts -> toy -> support -> emotion.py: what is read
     beside the paper needs no tool, and support/ is handed what it needs."""
     assert not [(a, b) for a in GRAPH for b in GRAPH[a] if floor_of(b) > floor_of(a)]
+    assert "\nfrom tools" not in MODULES["rlver"].read_text(encoding="utf-8")
 
 
 # ------------------------------------------------------------------------------------- how it reads
