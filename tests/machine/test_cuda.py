@@ -16,9 +16,11 @@ import rlver
 from elsewhere import DEVICE, elsewhere, load
 from engine import TorchEngine
 from lora import AdapterView, SharedBase
-from policy import Critic, Policy, pack, recompute_activations
+from policy import Critic, Policy, pack, recompute_activations, split_batch
+from ppo import ppo_update
 from runs import words
 from several_ranks import SMALL, alone, make_episodes
+from tabular import cfg_of, models_of
 
 fake_cuda = pytest.mark.fake_cuda
 
@@ -78,6 +80,34 @@ def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, devic
     assert len(found[0]) == len(found[1]) > 10
     for one, two in zip(*found):
         assert (one - two).norm() <= 0.05 * one.norm()
+
+
+@fake_cuda
+@pytest.mark.slow
+def test_an_update_of_adapters(tiny_dir, device):
+    """The base frozen in bf16, adapters and their gradients in fp32, policy, critic and reference
+    on one base, activations made again."""
+    root = SharedBase(Policy(cast(load(tiny_dir)[0], "cpu")), 4, 8, critic=True).to(device)
+    cast(root.critic.head, device)  # FSDP2 casts what it gathers; here nobody does
+    parts = [AdapterView(root, who) for who in ("policy", "critic", "reference")]
+    before = {name: p.cpu().clone() for name, p in root.named_parameters()}
+    recompute_activations(root.policy.model, context_fn=root.checkpoint_contexts)
+    handed = models_of(
+        parts[0],
+        models.adamw(parts[0], 1e-2),
+        parts[1],
+        models.adamw(parts[1], 1e-2),
+        reference=parts[2],
+        ratio_limit=0.2,
+    )
+    minibatches = split_batch(make_episodes(), 6, 2, 60, 0, device)
+    metrics = ppo_update(handed, minibatches, cfg_of(entropy_coef=0.01, kl_coef=0.1))
+    assert all(np.isfinite(value) for value in metrics.values())
+    for name, p in root.named_parameters():
+        want = torch.float32 if "lora_" in name else torch.bfloat16
+        assert p.dtype == want and p.device == device, name
+        moves = "lora_B" in name or "critic.head" in name  # A has no gradient as long as B is 0
+        assert torch.equal(before[name], p.cpu()) != moves or "lora_A" in name, name
 
 
 @fake_cuda
