@@ -2,15 +2,15 @@
 
 A run builds them from the starting policy or from a checkpoint. After each update the engine is
 given the new weights (`sync`); vLLM then samples a few tokens, whose log-probs show that the new
-weights have arrived (`probe`). `gather` collects what a checkpoint holds. Below stands what is kept
-of the starting policy: the reference of a KL in the loss (Reference), and a few of its dialogues,
-which measure the distance from it when its weights are not in memory (DistanceFromStart).
+weights have arrived (`probe`). `gather` collects what a checkpoint holds. Below stands
+DistanceFromStart: a few dialogues of the starting policy are kept, and measure the distance from it
+when its weights are not in memory.
 """
 
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
 from support.errors import BadModel, naming, one_line
-from support.loading import best_device, load_model, load_tensors, memory_of, stop_ids
+from support.loading import best_device, load_model, load_tensors, stop_ids
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
@@ -24,7 +24,6 @@ from support.ranks import (
     world_size,
 )
 
-import math
 import os
 from functools import partial
 from operator import attrgetter
@@ -74,6 +73,9 @@ class Models:
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
+        # Activations are computed again in the backward pass, because those of all blocks may take
+        # more memory than all else. An update then takes a quarter longer.
+        self.recomputes = not (cfg.toy or cfg.keep_activations)
         # ppo.py knows only these two things about ranks
         self.reduce, self.world_size = all_reduce_sum, world_size()
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
@@ -108,10 +110,10 @@ class Models:
         # 3. Policy, critic and reference. saved: what `gather` has collected.
         saved = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
         if cfg.lora_rank:
-            self.policy, self.critic, reference = self.adapters(model, saved)
+            parts = self.adapters(model, saved)
         else:
-            self.policy, self.critic, reference = self.whole_models(model, saved, source, start)
-        self.reference = Reference(reference) if reference else None
+            parts = self.whole_models(model, saved, source, start)
+        self.policy, self.critic, self.reference = parts
 
         # 4. Optimizers, of the parameters that step 3 has made.
         self.optimizer = adamw(self.policy, cfg.lr)
@@ -154,7 +156,7 @@ class Models:
             for name, p in base.named_parameters():
                 if p.requires_grad:  # a KeyError is better than an adapter that stays at its start
                     p.data.copy_(saved["adapters"][name])
-        if self.is_short_of_memory(model):
+        if self.recomputes:
             recompute_activations(model, context_fn=base.checkpoint_contexts)
         make_masters(base, self.device.type, self.dtype)
         critic = base.critic and AdapterView(base, "critic")
@@ -173,29 +175,13 @@ class Models:
                 critic.load_state_dict(saved["critic"], assign=True)
         if cfg.kl_coef:
             reference = Policy(load_model(start, dtype=None)[0], cfg.temperature)
-        if self.is_short_of_memory(model):
+        if self.recomputes:
             recompute_activations(model)
             if critic:
                 recompute_activations(critic.body)
         for module in filter(None, (policy, critic, reference)):
             make_masters(module, self.device.type, self.dtype)
         return policy, critic, reference
-
-    def is_short_of_memory(self, model):
-        """Must activations be computed again in the backward pass? An update then takes a quarter
-        longer, so they are kept where those of a micro-batch take at most a quarter of the memory.
-
-        A block keeps about 12 tensors of the hidden size for each token, and 3 of the MLP's size
-        (measured with SmolLM2-135M and adapters)."""
-        memory = memory_of(self.device)
-        if self.device.type == "cpu":
-            memory /= world_size()  # the ranks share it; each has a GPU of its own
-        config = model.config.get_text_config()
-        # some configs, as GPT-2's, have no intermediate size: there it is four times the hidden one
-        mlp_size = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        numbers_per_token = config.num_hidden_layers * (12 * config.hidden_size + 3 * mlp_size)
-        kept = self.cfg.tokens_per_gpu * numbers_per_token * self.dtype.itemsize  # bytes
-        return kept > memory / 4
 
     def set_learning_rates(self, share):
         """Set the learning rates of policy and critic to this share of their full values."""
@@ -287,37 +273,6 @@ def adamw(module, lr):
 # ------------------------------------------------------------- what is kept of the starting policy
 
 START_DIALOGUES = 8  # of the starting policy, for DistanceFromStart
-
-
-class Reference:
-    """pi_ref as ppo.py and grpo.py call it: batch -> (log pi_ref, None). Each pass also adds to the
-    sums of ref_perplexity."""
-
-    def __init__(self, policy):
-        """policy: a Policy, or the reference's AdapterView, that is never trained."""
-        self.policy = policy
-        self.sums = torch.zeros(2, dtype=torch.float64)  # negative log-likelihood, tokens
-
-    def __call__(self, batch):
-        """(log pi_ref [B, L], None) of a Batch."""
-        log_probs, log_probs_at_1 = self.policy(batch, as_reference=True)
-        at_actions = log_probs_at_1[batch.action_mask].double()
-        self.sums += torch.tensor([-at_actions.sum().item(), at_actions.numel()])
-        return log_probs, None  # where a policy has its entropy
-
-    def perplexity_of(self, batches):
-        """`take_perplexity` of these batches."""
-        log_probs_of(self, batches)
-        return self.take_perplexity()
-
-    def take_perplexity(self):
-        """exp of the mean negative log-likelihood of the policy's tokens under pi_ref, at
-        temperature 1 and given the dialogue, over all passes of all ranks since the last call. It
-        shows how unusual the tokens are for the starting policy. None if there were no
-        tokens."""
-        negative_log_likelihood, tokens = all_reduce_sum(self.sums).tolist()
-        self.sums = torch.zeros(2, dtype=torch.float64)
-        return math.exp(negative_log_likelihood / tokens) if tokens else None
 
 
 class DistanceFromStart:

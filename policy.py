@@ -226,14 +226,6 @@ def token_scores(head, hidden, targets, temperature):
     return log_probs.gather(-1, targets[:, None])[:, 0], entropy
 
 
-def reference_scores(head, hidden, targets, temperature):
-    """log pi(target) at the sampling temperature and at temperature 1, for a chunk of positions,
-    [n], [n]: the KL needs the first, ref_perplexity the second."""
-    logits = head(hidden).float()  # [n, V]
-    at_temperature = F.cross_entropy(logits / temperature, targets, reduction="none")
-    return -at_temperature, -F.cross_entropy(logits, targets, reduction="none")
-
-
 def recompute_activations(model, **how):
     """Let a transformers model compute the activations of its blocks again in the backward pass
     instead of keeping them. how: further arguments of torch's checkpoint.
@@ -263,24 +255,22 @@ class Policy(nn.Module):
         super().__init__()
         self.model, self.temperature, self.max_logits = model, temperature, max_logits
 
-    def forward(self, batch, as_reference=False):
-        """(log pi of the sampled tokens, entropy), each [B, L]. as_reference: with log pi at
-        temperature 1 in the place of the entropy."""
-        score = reference_scores if as_reference else token_scores
+    def forward(self, batch):
+        """(log pi of the sampled tokens, entropy), each [B, L]."""
         hidden = hidden_at_actions(self.model.base_model, batch)  # [N, H]
         targets = batch.ids[batch.action_mask]  # [N]
         head = self.model.get_output_embeddings()
         max_logits = self.max_logits or (2**27 if hidden.is_cuda else 2**24)
         chunk = max(1, max_logits // head.weight.shape[0])  # positions
         if len(targets) <= chunk:
-            log_probs, second = score(head, hidden, targets, self.temperature)
+            log_probs, entropy = token_scores(head, hidden, targets, self.temperature)
         else:
             pieces = [
-                checkpoint(score, head, h, t, self.temperature, use_reentrant=False)
+                checkpoint(token_scores, head, h, t, self.temperature, use_reentrant=False)
                 for h, t in zip(hidden.split(chunk), targets.split(chunk))
             ]
-            log_probs, second = (torch.cat(column) for column in zip(*pieces))
-        return scatter_to_actions(log_probs, batch), scatter_to_actions(second, batch)
+            log_probs, entropy = (torch.cat(column) for column in zip(*pieces))
+        return scatter_to_actions(log_probs, batch), scatter_to_actions(entropy, batch)
 
 
 class Critic(nn.Module):

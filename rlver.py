@@ -74,12 +74,7 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         episodes, all_episodes, counts = hold(heldout, 1, "evaluation", step)
         if step == 0:
             distance.keep(episodes)
-        perplexity = None  # of what the policy said, under the starting policy if that is in memory
-        if models.reference:
-            return_freed_memory()
-            [batches] = split(episodes, len(heldout), 1, seed=0)
-            perplexity = models.reference.perplexity_of(batches)
-        scores = {"step": step, **summarise(all_episodes), **counts, "ref_perplexity": perplexity}
+        scores = {"step": step, **summarise(all_episodes), **counts}
         state["seconds"]["evaluate"] += time.perf_counter() - began
         state["evaluations"].append(scores)
         run.log_evaluation(all_episodes, scores)
@@ -153,7 +148,7 @@ def begin(cfg, run):
     simulator = simulator_of_run(cfg, run.calls, run.clock)
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
     refuse_other_heldout(run.path, heldout)
-    checkpoint = run.enter(ranks.all_gather_list)
+    checkpoint = run.enter()
     # Before the first dialogue: a wrong key or model shows at once.
     if cfg.reader or cfg.simulator not in SCRIPTED:
         run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
@@ -249,8 +244,6 @@ def row_of_step(cfg, models, distance, state, profiles, episodes, all_episodes, 
         **metrics,
         "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),
         "kl_start": distance.kl(),
-        # None without a KL: the reference then scores nothing in training
-        "ref_perplexity": models.reference and models.reference.take_perplexity(),
         # the training users' emotion minus the last score of the held-out users
         "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
         "tokens_sampled": sampled + counts["tokens_dropped"],

@@ -122,9 +122,9 @@ def wait_for_gpu():
         torch.cuda.synchronize()
 
 
-def measure(place, rank, lengths=LENGTHS, tokens=TOKENS, replies=(64, 300, 100)):
+def measure(place, rank, keep=False, lengths=LENGTHS, tokens=TOKENS, replies=(64, 300, 100)):
     """One line: {"sampled" (tokens/s), "updates": [{"algo", "length", "tokens" (a second),
-    "mfu"}], "memory" (bytes)}."""
+    "mfu"}], "memory" (bytes)}. keep: are activations kept for the backward pass?"""
     cfg = resolve_settings(
         {
             "model": str(place),
@@ -132,6 +132,7 @@ def measure(place, rank, lengths=LENGTHS, tokens=TOKENS, replies=(64, 300, 100))
             "think": True,
             "lora_rank": rank,
             "tokens_per_gpu": tokens,
+            "keep_activations": keep,
             "batch_size": 64,
             "engine": "torch",
         }
@@ -257,7 +258,7 @@ def steps(place, out):
     return rlver.main(["--model", str(place), *END_TO_END.split(), "--out", str(out)])
 
 
-def main():
+def main(keep):
     """Measure and print all of it. Returns the exit code."""
     if not torch.cuda.is_available():
         print("gpu.py: no GPU here", file=sys.stderr)
@@ -287,7 +288,7 @@ def main():
             if not place.exists():
                 code, outcome, _ = child(__file__, "make", size, place, limit=left(90))
             if code == 0:
-                code, outcome, _ = child(__file__, "measure", place, rank, limit=left(150))
+                code, outcome, _ = child(__file__, "measure", place, rank, keep, limit=left(150))
             failed |= code != 0
             result = outcome if code else json.loads(outcome)
             print(lines_of(size, rank, result), flush=True)
@@ -309,6 +310,8 @@ if __name__ == "__main__":
     works = ("make", "measure", "steps")
     parser.add_argument("work", nargs="?", choices=works, help=argparse.SUPPRESS)
     parser.add_argument("args", nargs="*", help=argparse.SUPPRESS)
+    text = "measure updates that keep their activations, as rlver.py's flag"
+    parser.add_argument("--keep-activations", action="store_true", help=text)
     given = parser.parse_args()
     if given.work == "make":
         make_model(*given.args)
@@ -319,4 +322,4 @@ if __name__ == "__main__":
         place, rank, *more = given.args
         print(json.dumps(measure(place, int(rank), *map(json.loads, more))))
     else:
-        sys.exit(main())
+        sys.exit(main("true" if given.keep_activations else "false"))

@@ -125,19 +125,19 @@ def before_and_after(place):
     dialogues of the first SHOWN held-out people, before and after."""
     config, summary = read_json(place / "config.json"), read_json(place / "summary.json")
     rows = recorded_dialogues(place / "dialogues.jsonl")
-    columns, shown = {}, []
+    start, columns, shown = starting_policy(config), {}, []
     for evaluation in (summary["before"], summary["after"]):
         end = [
             row for row in rows if row["split"] == "heldout" and row["step"] == evaluation["step"]
         ]
-        own, echoed = listens(config, end[:LISTENERS])
+        own, echoed = listens(*start, end[:LISTENERS])
         for column, value in {
             "final emotion": evaluation["score"],
             "asked in other words": asyncio.run(score_in_other_words(end)),
             "likeliest behind its own dialogue": own,
             "words that were heard": echoed,
             "distinct word pairs": signs([replies_of(row) for row in end])["distinct_2"],
-            "perplexity under the start": evaluation["ref_perplexity"],
+            "perplexity under the start": perplexity(*start, end),
         }.items():
             columns.setdefault(column, []).append(float(value))
         shown.append([lines_of(row) for row in end[:SHOWN]])
@@ -168,14 +168,33 @@ async def score_in_other_words(dialogues):
     return np.mean([final_score(row, felt) for row, felt in zip(dialogues, heard)])
 
 
-def listens(config, dialogues):
+def starting_policy(config):
+    """(Policy, ChatFormat) of the model that a run started from. config: of the run."""
+    model, tokenizer = load_model(config["model"])
+    return Policy(model), ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"]))
+
+
+@torch.no_grad()
+def perplexity(policy, chat, dialogues):
+    """exp of the mean negative log-likelihood of the tokens of all replies, each given the dialogue
+    before it: how unusual the replies of recorded dialogues are for the starting `policy`."""
+    log_probs = []
+    for row in dialogues:
+        segments, prompt = [], chat.first_prompt(row["first_line"])
+        for turn in row["turns"]:
+            ids = chat.past_reply(turn["reply"])
+            segments += [Segment(prompt), Segment(ids, log_probs=[0.0] * len(ids))]
+            prompt = chat.next_prompt(turn["user"] or "")
+        batch = pack([Episode("", 0, "", segments=segments)])
+        log_probs.append(policy(batch)[0][batch.action_mask])
+    return torch.cat(log_probs).mean().neg().exp()
+
+
+def listens(policy, chat, dialogues):
     """Two numbers of the second replies of recorded dialogues, without thoughts. One is the share
     that the starting model finds likelier behind its own dialogue than behind every other; a policy
     that says one thing to all n has 1 / n. The other is the share of their words that the user had
-    said, because an echo raises the first. config: of the run."""
-    model, tokenizer = load_model(config["model"])
-    policy = Policy(model)
-    chat = ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"]))
+    said, because an echo raises the first."""
     replies = [chat.text(row["turns"][1]["reply"]) for row in dialogues]
     scores, echoed = [], []  # [context][reply]; of each word
     for row in dialogues:

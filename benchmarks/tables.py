@@ -47,7 +47,7 @@ from tools.replay import final_score, replay_all
 RUNS = ROOT / "runs" / "tables"
 # What is kept of a run: what a table reads, and `zero_std_groups`, because a test compares the
 # bounds of a warning with these runs.
-EVALUATION = ("step", "score", "failure", "malformed", "ref_perplexity")
+EVALUATION = ("step", "score", "failure", "malformed")
 METRICS = (
     "step",
     "emotion",

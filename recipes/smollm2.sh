@@ -21,7 +21,7 @@ fi
 # A step takes a few minutes on two cores: 24 dialogues of three replies of a sentence or two. At a temperature of 1
 # a model of this size does not keep to English; at 0.7 it does, with a KL: with 0.004 the perplexity rose too far.
 # Adapters, because their moments take little memory. With so few steps their learning rate must be high and the
-# warm-up short. The micro-batches keep a run below 4 GB.
+# warm-up short. The micro-batches keep a run below 4 GB, with all activations.
 exec python rlver.py "${algo[@]}" --model "$dir" --reader "local:$reader" \
     --steps 24 --save-every 4 --batch-size 24 --max-turns 3 --max-tokens 40 --temperature 0.7 \
-    --lora-rank 16 --lr 7e-4 --warmup 2 --minibatches 1 --kl-coef 0.006 --tokens-per-gpu 512 --eval-size 64 "$@"
+    --lora-rank 16 --lr 7e-4 --warmup 2 --minibatches 1 --kl-coef 0.006 --tokens-per-gpu 512 --keep-activations --eval-size 64 "$@"

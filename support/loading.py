@@ -8,7 +8,6 @@ logits that are not the output of the last layer.
 from support.errors import BadModel, one_line
 
 import ctypes
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -179,13 +178,6 @@ def best_device():
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
-
-
-def memory_of(device):
-    """The bytes of memory of a device: of the GPU, or of this machine."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def return_freed_memory():

@@ -3,9 +3,8 @@
     torchrun --nproc-per-node 8 rlver.py ...
 
 Every rank has its own dialogues, its own engine and a shard of the models. The functions that
-gather, reduce or broadcast are collective calls: every rank must make them, or all ranks hang.
-Several nodes (torchrun --nnodes 2) need no shared file system for a new run. For --resume each node
-needs the run's directory, shared or copied.
+gather, reduce or broadcast are collective calls: every rank must make them, or all ranks hang. All
+ranks are processes of one node.
 """
 
 from support.errors import RunError

@@ -61,20 +61,13 @@ class RunDir:
 
     # ---- begin and end
 
-    def enter(self, all_gather_list):
+    def enter(self):
         """Lock the directory, if it is there, and read the logged calls. The lock ends with the
-        process, or with `close`. Returns the newest checkpoint, or None. all_gather_list is an
-        argument because support/ranks.py imports torch, and this file does not. Raises BadInput, on
-        every rank, if the ranks find different checkpoints (on nodes without a shared file system),
-        or if the checkpoint is not whole."""
+        process, or with `close`. Returns the newest checkpoint, or None. Raises BadInput if the
+        checkpoint is not whole."""
         if self.first and self.path.exists():  # two runs would undo each other's files
             self.held_lock = lock(self.path)
         [newest] = checkpoints(self.path)[-1:] or [None]
-        if len(set(all_gather_list([newest]))) > 1:
-            raise BadInput(
-                f"--resume {self.path}: the newest checkpoint is not on every node; each needs this "
-                "directory, shared or as a copy"
-            )
         if newest:
             state_of(newest)
         for path in self.path.glob("calls*.jsonl"):

@@ -222,6 +222,12 @@ class Settings:
     tokens_per_gpu: int = preset(
         "tokens of a micro-batch with its padding; changes the memory, not the result", positive
     )
+    keep_activations: bool = flag(
+        False,
+        "keep the activations of a real model for the backward pass: faster by a fifth, for much "
+        "more memory (the toy's are always kept)",
+        action="store_true",
+    )
 
     # ---- evaluation on held-out users
     eval_size: int = preset(
@@ -264,6 +270,7 @@ RESUMABLE = (
     "simulator_concurrency",
     "simulator_timeout",
     "tokens_per_gpu",
+    "keep_activations",
 )
 
 EPILOG = """\
@@ -357,6 +364,7 @@ def check(cfg, chosen):
         "kl_estimator": not cfg.kl_coef,
         "lora_alpha": not cfg.lora_rank,
         "engine_memory": cfg.engine != "vllm",
+        "keep_activations": cfg.toy,
         "simulator_temperature": cfg.simulator in SCRIPTED,
         "simulator_concurrency": no_server,
         "simulator_timeout": no_server,

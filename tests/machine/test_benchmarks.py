@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import gpu, small, speed, tables
 from policy import Policy, pack
@@ -47,7 +48,9 @@ def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path, monkeypatch, no_pic
     config = load_model(tiny_dir)[0].config
     config.max_position_embeddings, config.vocab_size = 4096, 1024
     gpu.make_model("tiny", model, config)
-    results = {("tiny", rank): gpu.measure(model, rank, [48], 192, [3, 8, 4]) for rank in (0, 4)}
+    results = {
+        ("tiny", rank): gpu.measure(model, rank, rank > 0, [48], 192, [3, 8, 4]) for rank in (0, 4)
+    }
     assert all(u["tokens"] > 0 for result in results.values() for u in result["updates"])
     results["tiny", 16] = "CUDA out of memory"
     lines = [gpu.HEAD, *(gpu.lines_of(*key, result) for key, result in results.items())]
@@ -67,6 +70,29 @@ def test_replies_that_share_a_context_are_scored_as_if_each_stood_alone(tiny_dir
         segments = [Segment(context), Segment(ids, log_probs=[0.0] * len(ids))]
         alone.append(policy(pack([Episode("", 0, "", segments=segments)]))[0].sum().item())
     assert small.log_likelihoods(policy, context, replies) == pytest.approx(alone, abs=1e-5)
+
+
+def test_a_perplexity_is_that_of_the_replies_each_behind_its_dialogue(tiny_dir):
+    """The formula, a token at a time. Not the mean over dialogues, in which a short one would weigh
+    as much as a long one; and what the user says is not asked for."""
+    policy, chat = small.starting_policy({"model": tiny_dir, "lang": "en"})
+    replies = [["No.", "I am here. Tell me more."], ["Yes."]]
+    dialogues = [
+        {"first_line": "Well.", "turns": [{"reply": text, "user": "Oh!"} for text in texts]}
+        for texts in replies
+    ]
+    log_probs = []
+    for texts in replies:
+        history = chat.first_prompt("Well.")
+        for text in texts:
+            for token in chat.past_reply(text):
+                with torch.no_grad():
+                    logits = policy.model(torch.tensor([history])).logits[0, -1].double()
+                log_probs.append(logits.log_softmax(-1)[token].item())
+                history.append(token)
+            history += chat.next_prompt("Oh!")
+    wanted = np.exp(-np.mean(log_probs))
+    assert float(small.perplexity(policy, chat, dialogues)) == pytest.approx(wanted, rel=1e-5)
 
 
 # ------------------------------------------------------------------------------------------- tables

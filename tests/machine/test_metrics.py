@@ -23,7 +23,7 @@ import models
 import rlver
 from benchmarks import tables
 from rollout import Agent, Episode
-from runs import ALGO, go, metrics, summary
+from runs import ALGO, go
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -85,13 +85,10 @@ def test_a_healthy_run_is_silent(name, whole):
 
 @pytest.mark.slow
 def test_another_healthy_run_is_silent(tiny_dir, tmp_path, capfd):
-    """And with adapters the starting policy is in memory, so every evaluation tells how surprising
-    the replies are to it; a step does so only where the KL has asked it anyway."""
+    """With adapters, too."""
     out = tmp_path / "out"
     assert go(tiny_dir, out, "--lora-rank", 4) == 0
     assert told_at_the_end(out) == [] and "warning" not in capfd.readouterr().out
-    told = [row["ref_perplexity"] for row in (*metrics(out), summary(out)["before"])]
-    assert told[:4] == [None] * 4 and told[4] > 1
 
 
 def test_the_measured_runs_are_silent():

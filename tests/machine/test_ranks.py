@@ -1,6 +1,6 @@
 """One node, many GPUs, seen on one machine without any: two gloo ranks under torchrun, FSDP2 for
 real. What two ranks compute must be what one computes, to 1e-5; and whatever happens to one of
-them, nobody waits for ever. Then whole runs on two ranks, and on two nodes: the same dialogues and
+them, nobody waits for ever. Then whole runs on two ranks: the same dialogues and
 numbers as on one, and a checkpoint of either goes on under the other.
 
 Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things.
@@ -8,11 +8,7 @@ This file is also their script."""
 
 import itertools
 import os
-import re
-import socket
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -238,59 +234,6 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
         for resumed, whole in zip(metrics(there), metrics(tmp_path / "one"), strict=True):
             assert resumed["emotion"] == whole["emotion"]
             assert resumed["grad_norm"] == pytest.approx(whole["grad_norm"], rel=2e-3)
-
-
-def two_nodes(places, *flags):
-    """One rank on each of two "nodes": two agents of torchrun that meet on loopback, each started
-    in a directory of its own. Returns [(exit code, stderr)] of both."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1"
-    command = [sys.executable, *command.split(), "--master-port", str(port), "--node-rank"]
-    nodes = [
-        subprocess.Popen(
-            [*command, str(n), ROOT / "rlver.py", *map(str, flags)],
-            cwd=place,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        for n, place in enumerate(places)
-    ]
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            said = list(pool.map(lambda node: node.communicate(timeout=240)[1], nodes))
-    finally:
-        for node in nodes:
-            node.kill()
-    return [(node.returncode, text) for node, text in zip(nodes, said)]
-
-
-@pytest.mark.soak
-def test_two_nodes_need_no_shared_files_to_train_and_say_what_they_need_to_go_on(
-    tiny_dir, tmp_path
-):
-    """`--out run` is another directory on each of them. The first writes everything; the second
-    must not wait for a file that it will never see, such as the dialogues of the starting policy.
-    A run that goes on needs its checkpoint on both, which is said once, in one line, and nobody
-    waits for hours."""
-    places = [tmp_path / "first", tmp_path / "second"]
-    for place in places:
-        place.mkdir()
-    flags = ["--model", tiny_dir, *SMALL, "--out", "run", "--steps", 1, "--algo", "ppo"]
-    nodes = two_nodes(places, *flags)
-    assert [code for code, _ in nodes] == [0, 0], nodes
-    assert len(metrics(places[0] / "run")) == 1
-    assert not list(places[1].rglob("*.json*")) and not list(places[1].rglob("checkpoint-*"))
-
-    nodes = two_nodes(places, "--resume", "run", "--steps", 2)
-    assert all(code not in (0, None) for code, _ in nodes), nodes
-    told = re.findall("^rlver.py.*: .*", nodes[0][1] + nodes[1][1], re.M)
-    assert len(told) == 1 and "the newest checkpoint is not on every node" in told[0], nodes
-    assert not re.search(r'File ".*rlver\.py"', nodes[0][1] + nodes[1][1])  # and no traceback
-    assert len(metrics(places[0] / "run")) == 1
 
 
 if __name__ == "__main__":

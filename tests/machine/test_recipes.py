@@ -18,7 +18,6 @@ COMMANDS = [  # words behind the name of the recipe, and how often each program 
     ("qwen7b.sh ppo --think", {"rlver.py": 1}),
     ("qwen7b.sh grpo", {"rlver.py": 1}),
     ("one_gpu.sh grpo --think", {"rlver.py": 1}),
-    ("two_nodes.sh grpo --think", {"rlver.py": 1}),
     # four trainings, eight measurements, and a line of scores for each file that is there
     ("environments.sh runs/nowhere 8 --steps 2", {"rlver.py": 4, "evaluate.py": 9}),
     # six trainings; three policies of three seeds, each measured with two users; and a score of each

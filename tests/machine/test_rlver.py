@@ -4,7 +4,6 @@ learns. The arithmetic is tested in textbook/, the files of a run in test_rundir
 from support.results import recorded_dialogues
 
 import asyncio
-import json
 
 import numpy as np
 import pytest
@@ -50,8 +49,7 @@ def test_ppo_may_hold_several_dialogues_with_each_user(whole):
 
 def test_a_checkpoint_of_adapters_is_a_plain_model_and_peft_finds_its_adapter(whole, tiny_dir):
     """Whoever reads the checkpoint sees the trained policy: transformers, which knows nothing of
-    the adapter in a folder of its own, and the base with that folder by the package peft. And as
-    the start is in memory, each line tells how surprising the replies are to it."""
+    the adapter in a folder of its own, and the base with that folder by the package peft."""
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
@@ -67,8 +65,6 @@ def test_a_checkpoint_of_adapters_is_a_plain_model_and_peft_finds_its_adapter(wh
         found = PeftModel.from_pretrained(base, place / "adapter")(ids).logits
     assert (merged - start).abs().max() > 1e-2
     torch.testing.assert_close(found, merged, atol=1e-4, rtol=0)
-    evaluations = json.loads((out / "summary.json").read_text())["evaluations"]
-    assert all(row["ref_perplexity"] > 1 for row in evaluations + metrics(out))
 
 
 # The toy's own judge and its own policy, in processes beside the tests (conftest.py).

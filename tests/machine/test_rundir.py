@@ -135,7 +135,6 @@ def test_the_summary_is_what_the_dialogues_say(whole):
             "failure": 100 * mean(e < 10 for e in final),
             "malformed": 0,
             "n": 4,
-            "ref_perplexity": None,  # no adapters, no KL: the start is not in memory
         }
         assert told[name] == pytest.approx(wanted)
 
@@ -316,7 +315,7 @@ def test_a_run_that_is_over_or_still_going_is_left_alone(half, tmp_path, capfd):
     told = output_of(capfd, 0, rlver.main, "--resume", out)
     assert "is finished" in told and "--steps N, N the total" in told
     running = rundir.RunDir(out, Settings(**json.loads((out / "config.json").read_text())))
-    running.enter(list)
+    running.enter()
     told = output_of(capfd, 2, rlver.main, "--resume", out, "--steps", 3)
     assert "another process is at work there" in told
     running.close()
@@ -328,7 +327,7 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
     first one's, and its empty logs the lines that the first has written."""
     out = tmp_path / "out"
     first, second = (rundir.RunDir(out, resolve_settings({"seed": seed})) for seed in (0, 1))
-    second.enter(list)
+    second.enter()
     first.begin(None, [])
     first.append("metrics.jsonl", {"step": 1})
     before = files(out)
@@ -426,7 +425,7 @@ def test_a_state_that_is_missing_shows_before_a_server_is_asked(half, tmp_path):
     (out / "checkpoint-000002" / "state.json").unlink()
     run = rundir.RunDir(out, resolve_settings({}))
     with pytest.raises(BadInput, match="state.json: missing"):
-        run.enter(list)
+        run.enter()
     run.close()
 
 

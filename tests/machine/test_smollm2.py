@@ -1,21 +1,17 @@
-"""SmolLM2-135M: what recipes/convert_smollm2.py makes, and the memory of a model of its size."""
+"""SmolLM2-135M: what recipes/convert_smollm2.py makes."""
 
 from support.errors import BadModel
 from support.loading import load_model
-from support.settings import resolve_settings
 
 import asyncio
 import importlib.metadata
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import LlamaConfig
 
-import models
 from several_ranks import ROOT
 from simulator import make_simulator
 
@@ -63,9 +59,6 @@ def test_a_model_that_is_there_is_used_and_a_place_that_cannot_be_written_is_one
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
-# --------------------------------------------------------------- memory, and what it is spent on
-
-
 @pytest.mark.slow
 def test_it_is_no_reader(smollm2_dir):
     """Asked for a yes or a no it is about to say something else, and is refused."""
@@ -75,35 +68,3 @@ def test_it_is_no_reader(smollm2_dir):
     )
     with pytest.raises(BadModel, match=refused):
         asyncio.run(simulator.check_reader())
-
-
-SHAPE = dict(  # SmolLM2-135M's
-    hidden_size=576,
-    intermediate_size=1536,
-    num_hidden_layers=30,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    vocab_size=49152,
-)
-SHAPE_OF_7B = dict(hidden_size=3584, intermediate_size=18944, num_hidden_layers=28)
-
-
-def test_activations_are_kept_where_there_is_room(monkeypatch):
-    """To make them again takes a quarter longer. A laptop has room for those of smollm2; a GPU
-    of 24 GB has none for those of a 7B model, and would run out of memory."""
-
-    def recomputes(memory, shape=SHAPE, dtype=torch.float32, tokens=512, ranks=1, device="cpu"):
-        monkeypatch.setattr(models, "memory_of", lambda device: memory)
-        monkeypatch.setattr(models, "world_size", lambda: ranks)
-        run = SimpleNamespace(
-            cfg=resolve_settings({"model": "a/b", "tokens_per_gpu": tokens, "engine": "torch"}),
-            device=torch.device(device),
-            dtype=dtype,
-        )
-        return models.Models.is_short_of_memory(run, SimpleNamespace(config=LlamaConfig(**shape)))
-
-    assert not recomputes(16e9) and recomputes(2e9)
-    assert recomputes(24e9, SHAPE_OF_7B, torch.bfloat16, tokens=16384)
-    # four ranks on a laptop have a quarter each; a GPU belongs to one rank alone
-    assert recomputes(8e9, ranks=4) and not recomputes(8e9)
-    assert not recomputes(8e9, ranks=4, device="cuda")

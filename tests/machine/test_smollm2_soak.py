@@ -67,7 +67,6 @@ def test_a_run_learns_what_it_samples(trained):
     assert len(steps) == 2
     for row in steps:
         assert 0 < row["logp_gap"] < 1e-4 and row["grad_norm"] > 0
-        assert row["ref_perplexity"] > 1  # there is a KL
     assert 0 < steps[0]["kl_start"] < steps[1]["kl_start"]
     adapters = load_file(trained / "checkpoint-000002" / "adapter" / "adapter_model.safetensors")
     assert len(adapters) == 2 * 7 * 30  # A and B, of seven layers, in thirty blocks
