@@ -4,7 +4,7 @@
     python evaluate.py --policy POLICY          a run, a checkpoint, a model directory, toy,
                                                 openai:MODEL@URL; --step 0: where a run started
     python evaluate.py --before-after           a run and where it started, and their comparison
-    python evaluate.py --score FILE...          tables of result files, ours or SAGE's; no model
+    python evaluate.py --score FILE...          tables of result files; no model is needed
     python evaluate.py --compare BEFORE AFTER   paired on the users that both met
 
 The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 100 or below 10.
@@ -24,14 +24,13 @@ from support.report import print_table
 from support.results import (
     describe,
     differences,
-    emotions_of,
     parts_of,
     read_results,
     refuse_mixed,
     what_scores_are,
 )
 from support.rundir import settings_of_run
-from support.stats import sign_flips, spearman
+from support.stats import sign_flips
 
 import argparse
 import asyncio
@@ -168,24 +167,28 @@ def newest_run():
 # ---------------------------------------------------------------------- the scores of a result file
 
 
-def score(path, rule=None, anyway=False, ids=None, lost=0):
-    """Every table of one result file, as a dict. rule: "every", "sage" or None, see `read_scored`.
-    anyway: average different simulators, too. ids: of the users that count (default: all in the
-    file); lost: how many of them have no dialogue there. Raises BadInput for a file without a
-    usable line, or with several simulators in it."""
-    rows = [row for row in read_scored(path, rule) if ids is None or row["id"] in ids]
+def score(path, anyway=False, ids=None, lost=0):
+    """Every table of one result file, as a dict. anyway: average different simulators, too. ids: of
+    the users that count (default: all in the file); lost: how many of them have no dialogue there.
+    Raises BadInput for a file without a usable line, or with several simulators in it."""
+    rows = [row for row in read_results(path) if ids is None or row["id"] in ids]
     if not anyway:
         refuse_mixed(rows, path)
+    return tables_of(rows, path, lost)
+
+
+def tables_of(rows, path, lost=0):
+    """The tables of `score` for these rows of `read_results`."""
     made_by = rows[0]["made_by"]
     turns = [turn for row in rows for turn in row["turns"]]
     changes = [turn["change"] for turn in turns if turn["change"] is not None]
     return {
         "file": str(path),
         "by_whom": describe(made_by),
-        "policy": made_by.get("policy", Path(path).name),
+        "policy": made_by["policy"],
         "simulator": made_by["simulator"],
         "scale": what_scores_are(made_by),
-        "rule": rows[0]["rule"],
+        "rule": "every",  # every reply is scored; in SAGE's own loop not all (tools/sage.py)
         **score_summary([row["final"] for row in rows]),
         "malformed": 100 * sum(row["ended"] == "malformed" for row in rows) / len(rows),
         "cut": 100 * sum(row["made_by"].get("cut", 0) for row in rows) / max(1, len(turns)),
@@ -195,23 +198,6 @@ def score(path, rule=None, anyway=False, ids=None, lost=0):
         "signs": signs([[turn["reply"] for turn in row["turns"]] for row in rows]),
         "lost": lost,
     }
-
-
-def read_scored(path, rule=None):
-    """`read_results`, each row with the "rule" that it is scored by and with the "final" emotion by
-    this rule. "every": every reply is scored. "sage", as SAGE's own loop: if there are as many
-    replies as are allowed, the last one is not scored (ten replies, nine of them scored). Without a
-    rule, ours are scored by "every"; SAGE's always by "sage", because they do not hold the emotion
-    after a tenth reply."""
-    rows = read_results(path)
-    for row in rows:
-        is_ours = "policy" in row["made_by"]
-        row["rule"] = (rule or "every") if is_ours else "sage"
-        turns = row["turns"]  # the last emotion is None if it was not scored, or malformed
-        is_full = len(turns) == row["made_by"]["max_turns"]
-        if row["rule"] == "sage" and is_full and turns[-1]["emotion"] is not None:
-            row["final"] = [row["start"], *emotions_of(turns)][-2]
-    return rows
 
 
 def print_score(result):
@@ -230,34 +216,19 @@ def print_score(result):
         print(f"{result['positive']:.1f} % of the replies lift the emotion")
     print_folded(signs_in_words(result["signs"]))
     print_folded(f"score: {result['scale']}")
-    if result["rule"] == "sage":
-        print("rule 'sage': as in SAGE, the last reply of a full-length dialogue is not scored")
     print_folded(f"by: {result['by_whom']}")
-
-
-def print_ranks(results):
-    """Print how similarly two simulators rank the policies: Spearman's rho of their scores. Print
-    nothing unless there are three policies or more, each with a score by both simulators.
-    results: of `score`."""
-    scores = {(result["simulator"], result["policy"]): result["score"] for result in results}
-    simulators, policies = (sorted(set(names)) for names in zip(*scores))
-    if len(simulators) != 2 or len(policies) < 3 or len(scores) != 2 * len(policies):
-        return
-    rho = spearman(*[[scores[who, policy] for policy in policies] for who in simulators])
-    who = f"{len(policies)} policies, {' and '.join(simulators)}"
-    print_folded(f"\nranks of {who}: rho = {rho:.2f}")
 
 
 # ------------------------------------------------------------------------ two result files compared
 
 
-def compare(path_before, path_after, rule=None, ids=None, draws=10_000):
+def compare(path_before, path_after, ids=None, draws=10_000):
     """Compare the results after with those before, paired on the users that both files hold, and
     of these on `ids`, if any are given; every difference is after minus before.
 
     The interval is the 2.5 to 97.5 percentile of a bootstrap over users. p: sign flips of the
     users' differences, two-sided. Raises BadInput."""
-    scored = [read_scored(path, rule) for path in (path_before, path_after)]
+    scored = [read_results(path) for path in (path_before, path_after)]
     refuse_mixed([row for rows in scored for row in rows], "--compare")
     finals = [{row["id"]: row["final"] for row in rows} for rows in scored]
     common = finals[0].keys() & finals[1].keys()
@@ -372,7 +343,7 @@ def run_benchmark(args):
     if len(lost) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost")
     ids = {user.id for user in users}
-    result = score(path, args.rule, args.anyway, ids, len(lost))
+    result = score(path, args.anyway, ids, len(lost))
     print_score(result)
     print(f"results: {path}")
     write_tables(args, result)
@@ -384,17 +355,16 @@ def run_benchmark(args):
 
 def run_scores(args):
     """Print the tables of the result files that --score names."""
-    scored = [score(path, args.rule, args.anyway) for path in args.score]
+    scored = [score(path, args.anyway) for path in args.score]
     for result in scored:
         print_score(result)
-    print_ranks(scored)
     # --json writes the tables of one file as an object, those of several as a list
     write_tables(args, scored[0] if len(scored) == 1 else scored)
 
 
 def run_comparison(args, before, after, ids=None):
     """Print how two result files differ. ids: see `compare`."""
-    result = compare(before, after, args.rule, ids)
+    result = compare(before, after, ids)
     print_comparison(result)
     write_tables(args, result)
 
@@ -424,11 +394,6 @@ def make_parser():
     one_of = parser.add_mutually_exclusive_group().add_argument
     one_of("--before-after", action="store_true", help="measure where a run started and ended")
     one_of("--score", nargs="+", metavar="FILE", help="only print the scores of result files")
-    add(
-        "--rule",
-        choices=["every", "sage"],
-        help="sage: the last reply that --max-turns allows is not scored (as SAGE does)",
-    )
     add("--anyway", action="store_true", help="average results of different simulators, too")
     one_of("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="compare on common users")
     add("--json", metavar="FILE", help="write the tables to FILE, too")

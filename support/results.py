@@ -1,6 +1,6 @@
-"""support/results.py - reads what runs and evaluations leave: result files, ours and SAGE's, with
-the settings of their evaluations, and logs of dialogues. (evaluate.py scores and compares the
-results.)
+"""support/results.py - reads what runs and evaluations leave: result files with the settings of
+their evaluations, and logs of dialogues. (evaluate.py scores and compares the results; SAGE's files
+are read by tools/sage.py.)
 """
 
 from support.command_line import scripted_notice
@@ -8,9 +8,8 @@ from support.errors import BadInput
 from support.files import read_jsonl
 
 import re
-from pathlib import Path
 
-from emotion import BENCHMARK_TURNS, INITIAL_EMOTION, need_of, scale_in_words
+from emotion import INITIAL_EMOTION, need_of, scale_in_words
 
 # ------------------------------------------------------------------------------------- result files
 
@@ -25,18 +24,16 @@ PURPOSE_LABELS = {
 }
 
 
-def read_results(path):
-    """The lines of a result file, ours or SAGE's, as rows (see `parse_result`). Raises BadInput for
-    a line that is not a result, and for a file without results; OSError."""
-    # the released files do not say who played the user: their directory does
-    folders = [part for part in Path(path).resolve().parts if part.endswith("_based_simulator")]
-    simulator = "".join(folders) or "unknown"
+def read_results(path, parse=None):
+    """The lines of a result file of evaluate.py as rows. parse: makes a row of a line's object
+    (default: `parse_result`; tools/sage.py has another). Raises BadInput for a line that is not a
+    result, and for a file without results; OSError."""
     rows = {}
     for number, raw, problem in read_jsonl(path):
         try:
             if problem:
                 raise ValueError(problem)
-            row = parse_result(raw, simulator)
+            row = (parse or parse_result)(raw)
             if row["id"] in rows:
                 raise ValueError(f"id {row['id']!r} stands in an earlier line already")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -48,31 +45,35 @@ def read_results(path):
     return list(rows.values())
 
 
-def parse_result(raw, simulator):
+def parse_result(raw):
     """A line's object as a row:
 
         id, profile_id  both are the user's id; a log of a run has the second name
         final, reward   the final emotion; the same divided by 100, as in a log
         first_line      the user's first line
-        turns           see `turns_of`
+        turns           the policy's turns, a list of dicts: "reply", "user" (the line after it,
+                        None at the end), "thought", "analysis", "change", "emotion"; a value that
+                        the file does not hold is None
         start           the emotion at the start
         task            the hidden need, in words
         intention       its name, a key of emotion.NEEDS, or "other"
         kind            "rational", "emotional" or "other"
         purpose         the purpose of the profile, one of PURPOSE_LABELS
         group           of the persona: "negative", "passive", "avoidant" or another
-        made_by         the settings of the evaluation; of a SAGE file those that are known
-        ended           what ended the dialogue, "" in a SAGE file
+        made_by         the settings of the evaluation
+        ended           what ended the dialogue
         raw             the object itself
 
     Raises LookupError, TypeError, AttributeError or ValueError if it is not a result."""
-    made_by = raw.get("rlver") or {
-        "simulator": simulator,
-        "start": INITIAL_EMOTION["benchmark"],
-        "max_turns": BENCHMARK_TURNS,
-    }
     final, history, task = raw["emo_point"], raw["history"], raw["task"]
-    turns = turns_of(history, made_by["start"])
+    if "rlver" not in raw:
+        raise ValueError("evaluate.py did not write it; SAGE's files: python -m tools.sage")
+    made_by = raw["rlver"]
+    turns = [
+        {"reply": message["content"], "user": follower.get("content"), **message["rlver"]}
+        for message, follower in zip(history, [*history[1:], {}])
+        if message["role"] == "assistant"
+    ]
     for value in [final, *emotions_of(turns)]:
         if not 0 <= value <= 100:
             raise ValueError(f"emotion {value!r} is not in 0..100")
@@ -95,35 +96,6 @@ def parse_result(raw, simulator):
         "ended": made_by.get("ended", ""),
         "raw": raw,
     }
-
-
-def turns_of(history, start):
-    """The policy's turns in the messages of a result, a list of dicts: "reply", "user" (the line
-    after it, None at the end), "thought", "analysis", "change", "emotion". A value that the file
-    does not hold is None. start: the emotion before the first turn.
-
-    In our files they stand in the policy's message, under "rlver", with the analysis as the model
-    wrote it. In SAGE's files the emotion and the analysis, an object, stand in the user's next
-    message; the changes are computed from the emotions."""
-    turns, before = [], start
-    followers = [*history[1:], {}]  # the message after each; {} after the last
-    for message, follower in zip(history, followers):
-        if message["role"] != "assistant":
-            continue
-        turn = {
-            "reply": message["content"],
-            "user": follower.get("content"),
-            "thought": None,
-            "analysis": follower.get("planning"),
-            "change": None,
-        }
-        turn |= message.get("rlver") or {"emotion": follower.get("emotion-point")}
-        if turn["emotion"] is not None:
-            if turn["change"] is None:
-                turn["change"] = turn["emotion"] - before
-            before = turn["emotion"]
-        turns.append(turn)
-    return turns
 
 
 def emotions_of(turns):
@@ -180,8 +152,6 @@ def in_words(made_by, keys):
 def describe(made_by):
     """The policy and the user of a result, in words. The policy's settings are included, because
     the same weights may have been measured with several."""
-    if "policy" not in made_by:
-        return f"a SAGE result file, simulator {made_by['simulator']}"
     # A run's starting policy is named by its checkpoint-000000, a directory that is soon deleted.
     start = re.fullmatch("(.*)/checkpoint-0{6}", made_by["policy"])
     policy = f"the starting policy of {start[1]}" if start else f"policy {made_by['policy']}"
@@ -201,14 +171,14 @@ def what_scores_are(made_by):
 # ---------------------------------------------------------------------------------- logs of a run
 
 
-def recorded_dialogues(path):
+def recorded_dialogues(path, read=read_results):
     """The dialogues of a log (a run's dialogues.jsonl) or of a result file, as a list in the log's
     form. Each has the emotion that it started from: the training's, if a log does not say it.
-    Raises BadInput."""
+    read: of a result file. Raises BadInput."""
     with open(path, "rb") as file:
         is_result_file = b'"history"' in file.readline()
     if is_result_file:
-        return read_results(path)
+        return read(path)
     dialogues = []
     needed = {"profile_id", "first_line", "turns", "reward"}
     for number, row, problem in read_jsonl(path):

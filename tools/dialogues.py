@@ -11,7 +11,6 @@ from support.answers import as_json
 from support.command_line import Parser, fold
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
-from support.results import recorded_dialogues
 
 import argparse
 from collections import defaultdict
@@ -22,6 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from people import Profile, load_profiles, toy_profiles
+from tools.sage import recorded_dialogues
 
 # -------------------------------------------------------------------------------- reading the files
 

@@ -1,4 +1,4 @@
-"""Result files, ours and SAGE's: what they hold, their scores, and comparisons of them."""
+"""Result files: what they hold, their scores, and comparisons of them."""
 
 from support.errors import BadInput
 from support.results import differences, what_scores_are
@@ -14,13 +14,10 @@ import pytest
 
 import evaluate
 import partners
-from conftest import ROOT
 from emotion import NEEDS, need_of, scale_in_words
 from evaluate import compare, score
 from result_files import TASKS, measure, our_line, sage_line, write
 from runs import files, refuse, rows
-
-SAMPLE = ROOT.parent / "shared/data/sage_results_sample.jsonl"
 
 CHINESE = {
     "你想批判、辩证地分析事件中的问题": "analyse",
@@ -73,71 +70,26 @@ def test_scores_by_hand(tmp_path, capsys):
     out = capsys.readouterr().out
     columns = {line[:26].strip(): line[26:].split() for line in out.splitlines() if "%" in line}
     assert columns["all"][:2] == ["40.1", f"{stderr:.1f}"] and columns["all"][-1] == "7"
-    assert columns["group: avoidant"][:2] == ["7.0", "-"] and "rule '" not in out
+    assert columns["group: avoidant"][:2] == ["7.0", "-"]
     # the result first, how it was made last
     assert out.index("stderr") < out.index("score: mean") < out.index("by: policy")
-
-
-@pytest.mark.skipif(not SAMPLE.exists(), reason="the released sample is not here")
-def test_the_released_sample(tmp_path):
-    """Three dialogues of Qwen2.5-72B with a DeepSeek-V3 user, as they were published."""
-    assert measure("--score", SAMPLE, "--json", tmp_path / "out.json") == 0
-    result = json.loads((tmp_path / "out.json").read_text())
-    found = [round(result[key], 2) for key in ("score", "stderr", "failure", "turns", "positive")]
-    assert (result["n"], found) == (3, [6.67, 4.41, 66.67, 7.33, 14.29])
-
-
-def test_two_simulators_that_rank_three_policies(tmp_path, capsys):
-    """By hand: 1, 2, 3 and 1, 3, 2 have rho = 1 - 6 (0 + 1 + 1) / (3 (9 - 1)) = 0.5. The directory
-    of a SAGE file names its simulator: SAGE saw the same dialogues shift by 20 points between two
-    of them, and they do not compare."""
-    for user, finals in (("a", (10, 30, 80)), ("b", (60, 70, 65))):
-        folder = tmp_path / f"{user}_based_simulator"
-        folder.mkdir()
-        for policy, final in zip("pqr", finals):
-            write(folder / f"{policy}.jsonl", *[sage_line(i, [final]) for i in range(3)])
-    files = [str(path) for path in sorted(tmp_path.glob("*_simulator/*.jsonl"))]
-    assert evaluate.main(["--score", *files]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "ranks of 3 policies, a_based_simulator and b_based_simulator: rho = 0.50" in said
-    assert "by: a SAGE result file, simulator a_based_simulator" in said
-    with pytest.raises(BadInput, match="2 simulators .*a_based_simulator.*; .*b_based_simulator"):
-        compare(files[0], files[3])
-
-
-TEN = [45, 50, 55, 60, 65, 70, 75, 80, 85, 95]
-
-
-@pytest.mark.parametrize(
-    "line, every, sage",
-    [
-        (our_line(1, TEN), 95, 85),
-        (our_line(1, [50, 100], ended="emotion_max"), 100, 100),
-        (our_line(1, [*TEN[:9], 100], ended="emotion_max"), 100, 85),
-        # of SAGE's own the tenth emotion is not there, whatever --rule says
-        (sage_line(1, TEN[:9]), 85, 85),
-    ],
-)
-def test_both_rules(line, every, sage, tmp_path):
-    """SAGE holds ten replies and scores nine. Ours can be scored so too; SAGE's own only so."""
-    path = write(tmp_path / "r.jsonl", line)
-    assert [score(path, rule)["score"] for rule in (None, "every", "sage")] == [every, every, sage]
 
 
 @pytest.mark.parametrize(
     "bad, told",
     [
         ("{", "not a whole JSON object"),
-        (sage_line(7, [5], emo_point=101), "101 is not in 0..100"),
-        (sage_line(7, [5], emo_point="5"), "not supported between"),
-        (sage_line(7, [5], history=["hello"]), "string indices must be integers"),
+        (our_line(7, [5]) | {"emo_point": 101}, "101 is not in 0..100"),
+        (our_line(7, [5]) | {"emo_point": "5"}, "not supported between"),
+        (our_line(7, [5]) | {"history": ["hello"]}, "string indices must be integers"),
         ({"id": "p7"}, "it lacks 'emo_point'"),
-        (sage_line(7, [-3, 5]), "-3 is not in 0..100"),
-        (sage_line(0, [5]), "stands in an earlier line already"),
+        (our_line(7, [-3, 5]), "-3 is not in 0..100"),
+        (our_line(0, [5]), "stands in an earlier line already"),
+        (sage_line(7, [5]), "SAGE's files: python -m tools.sage"),
     ],
 )
 def test_a_line_that_is_no_result_is_named(bad, told, tmp_path, capfd):
-    path = write(tmp_path / "r.jsonl", sage_line(0, [50]), bad, sage_line(1, [70]))
+    path = write(tmp_path / "r.jsonl", our_line(0, [50]), bad, our_line(1, [70]))
     line = refuse(capfd, "--score", path, main=evaluate.main)
     assert line.startswith(f"evaluate.py: {path}, line 2: ") and told in line
 

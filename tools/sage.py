@@ -1,0 +1,122 @@
+"""tools/sage.py - scores by SAGE's rule, of the result files that SAGE released and of ours.
+
+    python -m tools.sage FILE... [--json OUT]
+
+evaluate.py scores every reply. SAGE's own loop ends before it scores the last reply that it allows:
+of ten replies nine are scored. Only by this rule can the scores of both kinds of files be compared.
+For three policies or more, each with two simulators, the ranks of the policies are compared, too.
+The other tools read both kinds of files with `read_results` and `recorded_dialogues`.
+"""
+
+from support import results
+from support.command_line import Parser, print_folded
+from support.files import refuse_overwriting, write_json
+from support.stats import spearman
+
+from pathlib import Path
+
+from emotion import BENCHMARK_TURNS, INITIAL_EMOTION
+from evaluate import print_score, tables_of
+
+# -------------------------------------------------------------------------------- reading the files
+
+
+def read_results(path):
+    """`support.results.read_results` of a result file, ours or SAGE's."""
+    # the released files do not say who played the user: their directory does
+    folders = [part for part in Path(path).resolve().parts if part.endswith("_based_simulator")]
+    made_by = {
+        "policy": Path(path).name,
+        "simulator": "".join(folders) or "unknown",
+        "start": INITIAL_EMOTION["benchmark"],
+        "max_turns": BENCHMARK_TURNS,
+    }
+
+    def parse(raw):
+        ours = raw if "rlver" in raw else as_ours(raw, made_by)
+        return {**results.parse_result(ours), "raw": raw}
+
+    return results.read_results(path, parse)
+
+
+def as_ours(raw, made_by):
+    """A line of SAGE's as evaluate.py would have written it, with `made_by` as its settings. In
+    SAGE's files the emotion and the analysis, an object, stand in the user's next message, and the
+    last reply has neither; the changes are computed from the emotions."""
+    before, history = made_by["start"], []
+    for message, follower in zip(raw["history"], [*raw["history"][1:], {}]):
+        if message["role"] == "assistant":
+            emotion = follower.get("emotion-point")
+            change = None if emotion is None else emotion - before
+            before += change or 0
+            scored = {"change": change, "emotion": emotion}
+            scored |= {"thought": None, "analysis": follower.get("planning")}
+            message = {**message, "rlver": scored}
+        history.append(message)
+    return {**raw, "history": history, "rlver": made_by}
+
+
+def recorded_dialogues(path):
+    """`support.results.recorded_dialogues` of a log or of a result file, ours or SAGE's."""
+    return results.recorded_dialogues(path, read_results)
+
+
+# ------------------------------------------------------------------------------------------- scores
+
+
+def score(path):
+    """The tables of evaluate.py for one file, by SAGE's rule. Raises BadInput."""
+    rows = read_results(path)
+    results.refuse_mixed(rows, path)
+    for row in rows:
+        turns = row["turns"]
+        is_full = len(turns) == row["made_by"]["max_turns"]
+        if is_full and turns[-1]["emotion"] is not None:  # None: not scored, or malformed
+            row["final"] = [row["start"], *results.emotions_of(turns)][-2]
+    tables = tables_of(rows, path) | {"rule": "sage"}
+    if "rlver" not in rows[0]["raw"]:
+        tables["by_whom"] = f"a SAGE result file, simulator {tables['simulator']}"
+    return tables
+
+
+def print_ranks(scored):
+    """Print how similarly two simulators rank the policies: Spearman's rho of their scores. Print
+    nothing unless there are three policies or more, each with a score by both simulators.
+    scored: of `score`."""
+    scores = {(tables["simulator"], tables["policy"]): tables["score"] for tables in scored}
+    simulators, policies = (sorted(set(names)) for names in zip(*scores))
+    if len(simulators) != 2 or len(policies) < 3 or len(scores) != 2 * len(policies):
+        return
+    rho = spearman(*[[scores[who, policy] for policy in policies] for who in simulators])
+    who = f"{len(policies)} policies, {' and '.join(simulators)}"
+    print_folded(f"\nranks of {who}: rho = {rho:.2f}")
+
+
+def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
+    parser = Parser(
+        prog="python -m tools.sage",
+        description="Print the scores of result files, SAGE's or ours, by SAGE's rule: the last "
+        "reply of a dialogue of full length is not scored.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a result file")
+    text = "write the tables to OUT, too: an object for one FILE, a list for several"
+    parser.add_argument("--json", metavar="OUT", help=text)
+    return parser.run(run, argv)
+
+
+def run(args):
+    """Print the tables, and write them where --json says. Raises BadInput."""
+    refuse_overwriting({"--json": args.json}, args.files)
+    scored = [score(path) for path in args.files]
+    for tables in scored:
+        print_score(tables)
+    print("rule 'sage': as in SAGE, the last reply of a full-length dialogue is not scored")
+    print_ranks(scored)
+    if args.json:
+        write_json(args.json, scored[0] if len(scored) == 1 else scored)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
