@@ -1,6 +1,7 @@
-"""emotion.py - what a user feels, as a number, and what it may need (SAGE 2.1; RLVER 2.1, Table 5).
+"""emotion.py - what a user feels, as a number; what a dialogue starts from and how it ends; and what a
+user may need (SAGE 2.1; RLVER 2.1, Table 5).
 
-Training, evaluation, users and tools share this scale and these needs.
+Training, evaluation, users and tools share this scale, these rules and these needs.
 """
 
 import bisect
@@ -9,17 +10,14 @@ from dataclasses import dataclass
 
 # ------------------------------------------------------------------------------------------ the scale
 
-# Every dialogue starts at this emotion (0 to 100): RLVER trains from 30, SAGE's benchmark starts at
-# 40.
-INITIAL_EMOTION = {"training": 30, "benchmark": 40}
-# The benchmark's dialogues have at most this many replies. (In training --max-turns decides.)
-BENCHMARK_TURNS = 10
+# The emotion is a whole number from 0 to 100.
 MAX_CHANGE = 10  # SAGE: one reply moves the emotion by 10 at most
+SUCCESS = 100  # at this emotion (level S) a dialogue ends, and scores count a success
 # Below this emotion (level F) the user may say goodbye, a dialogue of the benchmark ends, and
 # scores count a failure.
 FAILURE_BELOW = 10
 # The lowest emotions of SAGE's levels C, B, A and S.
-LEVELS = (FAILURE_BELOW, 40, 70, 100)
+LEVELS = (FAILURE_BELOW, 40, 70, SUCCESS)
 
 
 def clamp_change(change):
@@ -43,6 +41,27 @@ def scale_in_words(start, max_turns):
     """The scale of a score: "from 30, 8 replies". It is printed with every score, because a
     dialogue that starts higher, or has more replies, ends higher."""
     return f"from {start}, {max_turns} {'reply' if max_turns == 1 else 'replies'}"
+
+
+# ------------------------------------------------------------------------------------------ the rules
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a dialogue starts from and how it ends. (`dataclasses.replace` makes variants.)"""
+
+    start: int  # the emotion before the first reply, e_0
+    floor: int  # the dialogue ends below this emotion
+    max_turns: int  # replies, at most
+    # Does it open with the profile's own first line, if there is one? Else the user's model makes
+    # the first line.
+    own_first_line: bool
+
+
+# RLVER trains from 30 (in a run --max-turns decides); SAGE's benchmark starts at 40 and gives a
+# dialogue up at level F.
+TRAINING = Rules(start=30, floor=1, max_turns=8, own_first_line=False)
+BENCHMARK = Rules(start=40, floor=FAILURE_BELOW, max_turns=10, own_first_line=True)
 
 
 # ------------------------------------------------------------------------------------------ the needs

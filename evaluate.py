@@ -38,12 +38,13 @@ import json
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from emotion import FAILURE_BELOW, emotion_level
+from emotion import BENCHMARK, emotion_level
 from partners import add_flags_of_talk, who_talks
 from rollout import SEEDS, rollout
 from simulator import analysis_in
@@ -66,10 +67,7 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
             todo,
             1,
             lambda n: policy.make_agent(seed=[settings["seed"], SEEDS["benchmark"], n]),
-            settings["max_turns"],
-            start=settings["start"],
-            stop_below=FAILURE_BELOW,
-            own_first_line=True,
+            replace(BENCHMARK, start=settings["start"], max_turns=settings["max_turns"]),
             name="benchmark",
             bar=bar,
             on_end=lambda episode, user: files.append_line(path, row_of(episode, user, settings)),

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from emotion import BENCHMARK_TURNS, INITIAL_EMOTION
+from emotion import BENCHMARK
 from people import check_playable, load_profiles, refuse_other_heldout, users_of_run
 from rollout import Agent, read_reply
 from simulator import make_simulator
@@ -261,10 +261,11 @@ def add_flags_of_talk(parser):
     add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
     add("--world", choices=["chit-chat"], help="users who chat, in place of users in trouble")
     add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")
-    start = INITIAL_EMOTION["benchmark"]
-    add("--start", type=emotion_value, metavar="E", default=start, help="emotion (default: 40)")
-    text = f"replies in a dialogue, at most (default: {BENCHMARK_TURNS})"
-    add("--max-turns", type=positive, metavar="N", default=BENCHMARK_TURNS, help=text)
+    start, turns = BENCHMARK.start, BENCHMARK.max_turns
+    text = f"emotion (default: {start})"
+    add("--start", type=emotion_value, metavar="E", default=start, help=text)
+    text = f"replies in a dialogue, at most (default: {turns})"
+    add("--max-turns", type=positive, metavar="N", default=turns, help=text)
     text = "of the model that plays the users (default: 0)"
     add("--simulator-temperature", metavar="T", type=not_negative, default=0.0, help=text)
     add("--limit", type=positive, metavar="N", help="only the first N users")

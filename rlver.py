@@ -26,12 +26,13 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 
 import torch
 from tqdm import tqdm
 
-from emotion import hidden_need
+from emotion import TRAINING, hidden_need
 from grpo import check_groups, grpo_update
 from models import DistanceFromStart, Models
 from people import profiles_of_step, refuse_other_heldout, users_of_run
@@ -191,6 +192,8 @@ def hold_dialogues(cfg, run, simulator, models, save, profiles, group_size, kind
             seed=[cfg.seed, SEEDS[kind], step, number],
         )
 
+    is_evaluation = kind == "evaluation"
+    rules = replace(TRAINING, max_turns=cfg.max_turns, own_first_line=is_evaluation)
     # The toy's dialogues in training are over too soon for a bar.
     hidden = not run.first or (kind == "training" and cfg.toy)
     title, total = f"{kind}, step {step}", len(here) * group_size
@@ -200,8 +203,7 @@ def hold_dialogues(cfg, run, simulator, models, save, profiles, group_size, kind
             here,
             group_size,
             make_agent,
-            cfg.max_turns,
-            own_first_line=kind == "evaluation",
+            rules,
             name=f"{kind} {step}",
             timeout=ROLLOUT_TIMEOUT,
             bar=bar,

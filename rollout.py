@@ -24,7 +24,7 @@ from itertools import pairwise
 import numpy as np
 from tqdm import tqdm
 
-from emotion import INITIAL_EMOTION
+from emotion import SUCCESS, TRAINING, Rules
 
 # ------------------------------------------------------------------------ what is kept of a dialogue
 
@@ -78,7 +78,7 @@ class Episode:
     ended: str = ""  # goodbye, emotion_max, emotion_min, turn_limit, malformed, ...
     emotion: int = 0
     reward: float = 0.0  # e_T / 100, or 0 if malformed
-    start: int = INITIAL_EMOTION["training"]  # e_0
+    start: int = TRAINING.start  # e_0
 
     @property
     def delivered_replies(self):
@@ -284,16 +284,14 @@ class Agent:
 # ------------------------------------------------------------------------------------- the dialogue
 
 
-async def converse(
-    agent, user, user_line: str, max_turns: int, group: int = 0, stop_below: int = 1
-) -> Episode:
-    """One dialogue: at most `max_turns` replies of `agent`, an Agent, to `user`, who opened with
-    `user_line`; every reply is scored. Returns its Episode, `ended` by the first of these:
+async def converse(agent, user, user_line: str, rules: Rules, group: int = 0) -> Episode:
+    """One dialogue: at most `rules.max_turns` replies of `agent`, an Agent, to `user`, who opened
+    with `user_line`; every reply is scored. Returns its Episode, `ended` by the first of these:
 
         context         no room for another reply; the emotion so far counts
         malformed       the reply is logged, but never sent; emotion and reward are 0
         emotion_max     the emotion reached 100
-        emotion_min     the emotion fell below `stop_below`: 1 in training, 10 in the benchmark
+        emotion_min     the emotion fell below `rules.floor`: 1 in training, 10 in the benchmark
         turn_limit      the last reply is scored, but not answered
         goodbye         the user said goodbye
 
@@ -308,7 +306,7 @@ async def converse(
     Raises what these two raise, SimulatorFailed if the dialogue is to be dropped.
     """
     episode = Episode(user.profile.id, group, user_line, emotion=user.emotion, start=user.emotion)
-    for number in range(1, max_turns + 1):
+    for number in range(1, rules.max_turns + 1):
         reply = await agent.reply(user_line)  # tokens in, tokens out; thoughts stay here
         if reply is None:
             episode.ended = "context"
@@ -323,10 +321,10 @@ async def converse(
         # f_emo: the emotion moves
         turn.analysis, turn.change = await user.feel(reply.visible)
         episode.emotion = turn.emotion = user.emotion
-        if user.emotion >= 100 or user.emotion < stop_below:
-            episode.ended = "emotion_max" if user.emotion >= 100 else "emotion_min"
+        if user.emotion >= SUCCESS or user.emotion < rules.floor:
+            episode.ended = "emotion_max" if user.emotion >= SUCCESS else "emotion_min"
             break
-        if number == max_turns:  # the reward is known: nothing is bootstrapped
+        if number == rules.max_turns:  # the reward is known: nothing is bootstrapped
             episode.ended = "turn_limit"
             break
         # f_reply: only when the dialogue goes on
@@ -349,11 +347,8 @@ async def rollout(
     profiles_by_group,  # {group number in the whole batch: Profile}
     group_size,
     make_agent,  # make_agent(number) is the policy's side of dialogue `number` of the whole batch
-    max_turns,
+    rules=TRAINING,  # what the dialogues start from and how they end
     *,
-    start=INITIAL_EMOTION["training"],
-    stop_below=1,  # see `converse`
-    own_first_line=False,  # evaluations open with the profile's first line, if it has one
     name="",  # of the rollout, in the log of calls
     timeout=None,  # seconds until an open dialogue is dropped, as if its simulator had failed
     bar=None,  # a progress bar, moved on by one for each dialogue
@@ -375,7 +370,7 @@ async def rollout(
         agent = make_agent(number)
         try:
             async with asyncio.timeout_at(deadline):
-                episode = await converse(agent, user, user_line, max_turns, group, stop_below)
+                episode = await converse(agent, user, user_line, rules, group)
             if not episode.turns:
                 raise SimulatorFailed("the first line leaves no room in the context for a reply")
         except (SimulatorFailed, TimeoutError) as error:
@@ -388,12 +383,10 @@ async def rollout(
         return episode, None
 
     async def run_group(group, profile):
-        user = simulator.user(profile, start, f"{name} group {group}")
+        user = simulator.user(profile, rules.start, f"{name} group {group}")
         try:
             async with asyncio.timeout_at(deadline):
-                # In training the user's model makes the first line. In evaluations it is the
-                # profile's own, if it has one.
-                if own_first_line:
+                if rules.own_first_line:
                     user_line = await user.open()
                 else:
                     user_line, _ = await user.answer()

@@ -36,7 +36,7 @@ import json
 from collections import Counter
 from dataclasses import dataclass, field
 
-from emotion import INITIAL_EMOTION, clamp_change, emotion_level, move_emotion
+from emotion import TRAINING, clamp_change, emotion_level, move_emotion
 from people import PURPOSES, Profile, known_replies, load_profiles, story_of
 from reader import make_reader
 from toy import world
@@ -73,7 +73,7 @@ class User:
 
     simulator: "Simulator"
     profile: Profile
-    emotion: int = INITIAL_EMOTION["training"]
+    emotion: int = TRAINING.start
     name: str = ""  # of the dialogue, in the log of calls
     dialogue: list = field(default_factory=list)  # [{"speaker": "me" | "friend", "text": ...}]
     planning: dict = field(default_factory=dict)  # h_emo: from the last f_emo, for f_reply

@@ -17,6 +17,7 @@ from support.results import recorded_dialogues
 
 import asyncio
 import os
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from tqdm import tqdm
 
 import people
 import simulator
+from emotion import TRAINING
 from policy import Policy, pack
 from rollout import Episode, Reply, Segment, rollout
 from tools.replay import final_score, replay_all
@@ -77,8 +79,7 @@ def constants(users=8):
             dict(enumerate(profiles)),
             1,
             lambda number: FixedAgent(replies),
-            len(replies),
-            own_first_line=True,
+            replace(TRAINING, max_turns=len(replies), own_first_line=True),
         )
         assert not dropped, dropped
         return [episode.emotion for episode in episodes]

@@ -30,9 +30,12 @@ from support.chat_format import ChatFormat
 from support.loading import load_model
 from support.settings import resolve_settings
 
+from dataclasses import replace
+
 import torch
 from transformers import DynamicCache
 
+from emotion import TRAINING
 from engine import TorchEngine
 from people import toy_profiles
 from policy import Policy, micro_batches
@@ -140,7 +143,9 @@ def hold_dialogues(simulator, engine, chat, think, count, turns):
         )
 
     people = dict(enumerate(toy_profiles("train", count)))
-    episodes, _ = asyncio.run(rollout(simulator, people, 1, make_agent, turns))
+    episodes, _ = asyncio.run(
+        rollout(simulator, people, 1, make_agent, replace(TRAINING, max_turns=turns))
+    )
     return episodes
 
 

@@ -28,10 +28,13 @@ from support.metrics import summarise
 from support.rundir import RunDir
 from support.settings import resolve_settings
 
+from dataclasses import replace
+
 import numpy as np
 from transformers import TrainerCallback
 
 from benchmarks.speed import GenerateEngine
+from emotion import TRAINING
 from models import Models
 from people import profiles_of_step, users_of_run
 from rlver import train
@@ -103,8 +106,7 @@ def train_with_trl(run, cycles):
             dict(enumerate(profiles)),
             group_size,
             make_agent,
-            cfg.max_turns,
-            own_first_line=kind == "evaluation",
+            replace(TRAINING, max_turns=cfg.max_turns, own_first_line=kind == "evaluation"),
         )
         return run.runner.run(dialogues)[0]
 

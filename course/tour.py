@@ -28,11 +28,13 @@ import itertools
 import random
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import torch
 
+from emotion import TRAINING
 from engine import TorchEngine
 from grpo import group_advantages, grpo_update
 from models import adamw
@@ -116,10 +118,13 @@ def make_agent(seed):
     return Agent(engine, chat, think=False, max_tokens=48, context=context, seed=seed)
 
 
+three_replies = replace(TRAINING, max_turns=3)
+
+
 async def talk_with(profile, seed):
     """One dialogue of the network with this user, an Episode."""
     user = User(simulator, profile)
-    return await converse(make_agent(seed), user, await user.open(), max_turns=3)
+    return await converse(make_agent(seed), user, await user.open(), three_replies)
 
 
 episode = wait_for(talk_with(person, seed=1))
@@ -169,7 +174,7 @@ print(f"{int(batch.action_mask.sum())} of {batch.ids.numel()} tokens are trained
 # paper. What would they be if all four dialogues had ended alike?
 
 # %%
-group, lost = wait_for(rollout(simulator, {0: person}, 4, make_agent, max_turns=3))
+group, lost = wait_for(rollout(simulator, {0: person}, 4, make_agent, three_replies))
 r = torch.tensor([episode.reward for episode in group])
 print("rewards", [round(reward, 2) for reward in r.tolist()])
 
@@ -229,7 +234,7 @@ def hold_batch(step):
     engine.forget()  # drop what was computed with the old weights
     people = dict(enumerate(rng.sample(training_people, 16)))
     episodes, lost = wait_for(
-        rollout(simulator, people, 4, lambda number: make_agent([step, number]), max_turns=8)
+        rollout(simulator, people, 4, lambda number: make_agent([step, number]))
     )
     return episodes
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from emotion import FAILURE_BELOW
+from emotion import FAILURE_BELOW, SUCCESS
 
 # ------------------------------------------------------------------------------------------ scores
 
@@ -27,7 +27,7 @@ def score_summary(finals):
     return {
         "score": emotions.mean(),
         "stderr": emotions.std(ddof=1) / n**0.5 if n > 1 else None,
-        "success": 100 * (emotions >= 100).mean(),
+        "success": 100 * (emotions >= SUCCESS).mean(),
         "failure": 100 * (emotions < FAILURE_BELOW).mean(),
         "n": n,
     }

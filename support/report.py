@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from emotion import BENCHMARK_TURNS, INITIAL_EMOTION, need_of, scale_in_words
+from emotion import BENCHMARK, need_of, scale_in_words
 
 # --------------------------------------------------------------------------------- on the terminal
 
@@ -87,7 +87,7 @@ def print_summary(out):
         print(f"{part:10} {seconds:7.0f} s")
     for warning in summary["warnings"]:
         print(f"warning: {warning}")
-    scale = scale_in_words(INITIAL_EMOTION["benchmark"], BENCHMARK_TURNS)
+    scale = scale_in_words(BENCHMARK.start, BENCHMARK.max_turns)
     print(f"open {shlex.quote(f'{out}/report.html')}")
     print(f"next: the benchmark ({scale}), before and after this run:")
     print(f"    python evaluate.py --policy {shlex.quote(str(out))} --before-after")

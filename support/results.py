@@ -9,7 +9,7 @@ from support.files import read_jsonl
 
 import re
 
-from emotion import INITIAL_EMOTION, need_of, scale_in_words
+from emotion import TRAINING, need_of, scale_in_words
 
 # ------------------------------------------------------------------------------------- result files
 
@@ -184,5 +184,5 @@ def recorded_dialogues(path, read=read_results):
     for number, row, problem in read_jsonl(path):
         if problem or not isinstance(row, dict) or needed - row.keys():
             raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl")
-        dialogues.append({"start": INITIAL_EMOTION["training"], **row})
+        dialogues.append({"start": TRAINING.start, **row})
     return dialogues

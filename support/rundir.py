@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from emotion import INITIAL_EMOTION, scale_in_words
+from emotion import TRAINING, scale_in_words
 
 # ------------------------------------------------------------------------------------ the directory
 
@@ -286,4 +286,4 @@ def settings_of_run(out):
 
 def scale_of_run(settings):
     """The scale of a run's scores. settings: as in its config.json."""
-    return scale_in_words(INITIAL_EMOTION["training"], settings["max_turns"])
+    return scale_in_words(TRAINING.start, settings["max_turns"])

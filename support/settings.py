@@ -29,6 +29,8 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
+from emotion import TRAINING
+
 # ----------------------------------------------------------------------------- the presets of a run
 
 # Some defaults depend on the algorithm, on thinking, or on what is trained: {case: default}.
@@ -145,7 +147,7 @@ class Settings:
     group_size: int = preset(
         "dialogues in a group: with the same user and the same first line", positive
     )
-    max_turns: int = flag(8, "replies in a dialogue, at most", positive)
+    max_turns: int = flag(TRAINING.max_turns, "replies in a dialogue, at most", positive)
     max_tokens: int = preset("tokens of a reply with its thought, at most", positive)
     temperature: float = flag(
         1.0, "sampling temperature, also used to compute the log-probs", above_zero

@@ -12,9 +12,10 @@ from support.errors import BadInput
 
 import asyncio
 import secrets
+from dataclasses import replace
 from textwrap import indent
 
-from emotion import FAILURE_BELOW, hidden_need, scale_in_words
+from emotion import BENCHMARK, hidden_need, scale_in_words
 from partners import add_flags_of_talk, find_weights, load_policy, who_talks
 from rollout import SEEDS, converse, read_reply
 from simulator import User, analysis_in
@@ -97,7 +98,7 @@ def show(args):
         first_line = await user.open()
         if profile.first_talk:  # else `answer` made it, and has shown it
             user.show(first_line)
-        return await converse(agent, user, first_line, args.max_turns, stop_below=FAILURE_BELOW)
+        return await converse(agent, user, first_line, replace(BENCHMARK, max_turns=args.max_turns))
 
     episode = asyncio.run(talk())
     scale = scale_in_words(settings["start"], settings["max_turns"])

@@ -39,7 +39,7 @@ import numpy as np
 from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
-from emotion import need_of
+from emotion import SUCCESS, need_of
 from simulator import EMOTION_SCHEMA, is_reading
 from tools.asking import add_judge_flags, ask, ask_files, made_by
 from tools.dialogues import (
@@ -234,7 +234,7 @@ def outcome_slots(dialogue):
     """For `make_cases`: a dialogue that ended in success or in failure."""
     if 10 <= dialogue.final < 100:
         return []
-    outcome = "success" if dialogue.final >= 100 else "failure"
+    outcome = "success" if dialogue.final >= SUCCESS else "failure"
     _, kind = need_of(dialogue.task, dialogue.profile.need)
     return [slots | {"outcome": outcome, "kind": kind} for slots in dialogue_slots(dialogue)]
 

@@ -15,7 +15,7 @@ from support.stats import spearman
 
 from pathlib import Path
 
-from emotion import BENCHMARK_TURNS, INITIAL_EMOTION
+from emotion import BENCHMARK
 from evaluate import print_score, tables_of
 
 # -------------------------------------------------------------------------------- reading the files
@@ -28,8 +28,8 @@ def read_results(path):
     made_by = {
         "policy": Path(path).name,
         "simulator": "".join(folders) or "unknown",
-        "start": INITIAL_EMOTION["benchmark"],
-        "max_turns": BENCHMARK_TURNS,
+        "start": BENCHMARK.start,
+        "max_turns": BENCHMARK.max_turns,
     }
 
     def parse(raw):

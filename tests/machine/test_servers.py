@@ -18,12 +18,14 @@ import json
 import re
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
 import evaluate
 import rlver
 from answering import Model, coded, feeling
+from emotion import TRAINING
 from people import toy_profiles
 from result_files import measure
 from rollout import rollout
@@ -34,6 +36,7 @@ from simulator import REPLY_SCHEMA, Simulator, User, make_simulator
 
 pytestmark = pytest.mark.usefixtures("quick")
 
+TWO_REPLIES = replace(TRAINING, max_turns=2)
 PEOPLE = toy_profiles("train", 16)
 KEY = "sk-very-secret"
 SMALL = (
@@ -498,7 +501,9 @@ def test_calls_overlap_within_their_bound():
         with Loopback(answer=together) as server:
             simulator = make_simulator(f"openai:scripted@{server.url}", concurrency=bound)
             people = dict(enumerate(PEOPLE))
-            dialogues = rollout(simulator, people, 1, lambda n: Agent(["Go on.", "Hm."]), 2)
+            dialogues = rollout(
+                simulator, people, 1, lambda n: Agent(["Go on.", "Hm."]), TWO_REPLIES
+            )
             episodes, dropped = asyncio.run(dialogues)
             assert len(episodes) == 16 and not dropped and server.most == bound
 
@@ -518,7 +523,9 @@ def test_a_rollout_has_a_deadline():
     with Loopback(answer=answer) as server:
         simulator = make_simulator(f"openai:scripted@{server.url}")
         people = dict(enumerate(PEOPLE[:3]))
-        episodes, errors = asyncio.run(rollout(simulator, people, 1, make_agent, 2, timeout=1.0))
+        episodes, errors = asyncio.run(
+            rollout(simulator, people, 1, make_agent, TWO_REPLIES, timeout=1.0)
+        )
     assert [e.number for e in episodes] == [0, 2]
     (lost,) = errors
     assert lost["reason"] == "the rollout ran out of time" and not lost["unreadable"]
@@ -540,7 +547,16 @@ def test_samples_are_not_shared_between_the_dialogues_of_a_group():
             return await super().ask(*question)
 
     people = dict.fromkeys((4, 7), PEOPLE[0])
-    asyncio.run(rollout(Listening(model), people, 2, lambda n: Agent(["Hm."]), 1, name="step 3"))
+    asyncio.run(
+        rollout(
+            Listening(model),
+            people,
+            2,
+            lambda n: Agent(["Hm."]),
+            replace(TRAINING, max_turns=1),
+            name="step 3",
+        )
+    )
     assert sorted(names) == [f"step 3 {who}" for who in (14, 15, 8, 9, "group 4", "group 7")]
 
 

@@ -7,12 +7,14 @@ import json
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
 
 from answering import coded, feeling, saying
+from emotion import BENCHMARK, TRAINING
 from people import Profile
 from rollout import Reply, converse, rollout, split_thought
 from scripted import Agent
@@ -59,7 +61,9 @@ def hold(replies, max_turns=8, model=None):
     """One dialogue with person-0. Returns (episode, agent, model)."""
     model, agent = model or Model(), Agent(replies)
     user = User(Simulator(model), person(0))
-    episode = asyncio.run(converse(agent, user, "First line.", max_turns, group=3))
+    episode = asyncio.run(
+        converse(agent, user, "First line.", replace(TRAINING, max_turns=max_turns), group=3)
+    )
     return episode, agent, model
 
 
@@ -119,7 +123,7 @@ def test_the_benchmark_starts_and_ends_where_its_user_does():
         (["-10 a"] * 3 + ["+10 b", "+1 c bye"], "goodbye", 21, 5),
     ):
         user = User(Simulator(Model()), person(0), emotion=40)
-        episode = asyncio.run(converse(Agent(replies), user, "Hi.", 10, stop_below=10))
+        episode = asyncio.run(converse(Agent(replies), user, "Hi.", BENCHMARK))
         assert (episode.ended, episode.emotion, len(episode.turns)) == (ended, emotion, turns)
         assert episode.reward == emotion / 100
 
@@ -182,7 +186,7 @@ def crowd(people, group_size, script, model=None, bar=None):
 
     everybody = {k: person(k) for k in range(people)}
     episodes, errors = asyncio.run(
-        rollout(Simulator(model), everybody, group_size, make_agent, 8, bar=bar)
+        rollout(Simulator(model), everybody, group_size, make_agent, bar=bar)
     )
     return episodes, len(errors), agents, model
 
@@ -210,7 +214,9 @@ def test_anybody_can_be_the_user():
     makes_cats = SimpleNamespace(user=lambda profile, start, name: Cat(profile, start))
     cats = {k: SimpleNamespace(id=f"cat-{k}") for k in range(2)}
     said = {0: ["Some fish?"] * 5, 1: ["No."] * 5, 2: ["fish", "No."] * 3, 3: ["fish"]}
-    rolled = rollout(makes_cats, cats, 2, lambda number: Agent(said[number]), 5)
+    rolled = rollout(
+        makes_cats, cats, 2, lambda number: Agent(said[number]), replace(TRAINING, max_turns=5)
+    )
     episodes, dropped = asyncio.run(rolled)
     assert not dropped and [e.profile_id for e in episodes] == ["cat-0"] * 2 + ["cat-1"] * 2
     assert [e.ended for e in episodes[:3]] == ["goodbye", "emotion_min", "turn_limit"]

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from emotion import NEEDS
+from emotion import NEEDS, TRAINING
 from people import toy_profiles
 from rollout import converse
 from scripted import Agent
@@ -179,7 +179,9 @@ def held_out_score(replies, difficulty="vanilla"):
     simulator = make_simulator("toy", difficulty=difficulty)
 
     def end(profile):
-        return asyncio.run(converse(Agent(replies), User(simulator, profile), "Hm.", 8)).emotion
+        return asyncio.run(
+            converse(Agent(replies), User(simulator, profile), "Hm.", TRAINING)
+        ).emotion
 
     return np.mean([end(profile) for profile in toy_profiles("heldout")])
 

@@ -23,6 +23,7 @@ import pytest
 
 import hostile
 from answering import CODE, LIN, Model, feeling, saying, user_of
+from emotion import TRAINING
 from people import Profile
 from rollout import converse
 from scripted import Agent
@@ -253,7 +254,7 @@ def test_a_dialogue_ends_when_the_user_says_that_it_leaves():
     ]
     user = user_of(Model(reply=lines))
     opening = asyncio.run(user.open())
-    episode = asyncio.run(converse(Agent(["Hm."] * 9), user, opening, 8))
+    episode = asyncio.run(converse(Agent(["Hm."] * 9), user, opening, TRAINING))
     assert opening == "Goodbye, Ann" and episode.ended == "goodbye"
     assert [turn.user for turn in episode.turns] == [
         "He said goodbye, and 再见, and was gone.",
