@@ -45,11 +45,11 @@ WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
 LIKELIEST = 20  # how many of the likeliest next tokens a model returns
 LEAST_MASS = 0.5  # of both words together; with less the model was about to say something else
 MOST_MASS = 1.01  # with more, but for rounding, a probability was counted twice
-MOST_ODDS = 101  # no log-prob is below -100 (support.servers.LOG_PROBS)
+MOST_ODDS = 101  # no log-prob is below -100 (support.servers.LEAST)
 # How many standard deviations from the mean one of the sixty known replies may be before a warning.
-# Of 60 numbers, one that stands alone is at most sqrt(59) = 7.7 away. At 5 it has made the standard
-# deviation 1.3 times as large, so all changes of emotion smaller.
-FAR = 5
+# Of 60 numbers, one that stands alone is at most sqrt(59) = 7.7 away. At 4 it has made the standard
+# deviation 1.2 times as large, so all changes of emotion smaller.
+FAR = 4
 # How much a question counts: points of emotion per standard deviation of its log-odds over the
 # replies of prompts/replies.jsonl that are marked "weights". The weights were chosen with these,
 # too.
@@ -147,7 +147,7 @@ class Reader(Caller):
                     )
                 found[name] = odds
         except (TypeError, ValueError):
-            raise UnreadableAnswers(f"a damaged answer in {self.log.path}, key {key}") from None
+            raise UnreadableAnswers(f"a damaged answer in the log of calls, key {key}") from None
         return found
 
     async def hear(self, prompts):
@@ -178,7 +178,9 @@ class Reader(Caller):
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
         if len(lost) > MAX_LOST * len(answers):
-            raise BadModel(f"{self.name} cannot be read: {lost[0]}")
+            raise BadModel(
+                f"{self.name} cannot be read, at {len(lost)} of {len(answers)} known replies: {lost[0]}"
+            )
         for name in WEIGHTS:
             column = np.array([odds[name] for odds in answers if odds])
             self.scale[name] = mean, std = float(column.mean()), float(column.std()) or 1.0

@@ -31,15 +31,15 @@ FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
-FORMAT_RETRIES = "3"  # of a server that fails (5xx) at its first question, if that asks for a form
+FORMAT_RETRIES = "3"  # after a 5xx, until `check_form` tries the next format
 # Sent with every question, beside the temperature. vLLM takes what a request does not say from the
 # model's generation_config.json, so a policy would be sampled with another top-p than the result
 # file says. (OpenAI's protocol has no word for top_k and repetition_penalty.)
 SAMPLING = {"top_p": 1, "frequency_penalty": 0, "presence_penalty": 0}
 FEWER = 5  # top_logprobs where a server refuses more: some have this limit
-# The log-probs that are believed. Servers write -9999, or the lowest float, for a token that was
-# cut off; a log-prob above 0 is no log-prob, but for rounding.
-LOG_PROBS = (-100, 0.01)
+# The least log-prob that is believed: servers write -9999, or the lowest float, for a token that was
+# cut off. (The largest is 0, and a little more by rounding.)
+LEAST = -100
 
 
 # ------------------------------------------------------------------------------ a model on a server
@@ -76,6 +76,7 @@ class ServerModel:
     instead: dict = field(default_factory=dict)
     last_failure: str = ""
     has_answered: bool = False
+    is_patient: bool = True  # is a 5xx tried again until CALL_TIMEOUT?
 
     formats = FORMATS
 
@@ -104,9 +105,9 @@ class ServerModel:
         form = {"type": self.format}
         if self.format == "json_schema":
             form["json_schema"] = {"name": "answer", "schema": json_schema(schema), "strict": True}
-        # "text" is not sent, because some servers do not know `response_format` at all
-        options = {} if self.format == "text" else {"response_format": form}
-        answer = await self.chat(messages, self.most_tokens, **options)
+        if self.format == "text":  # not sent, because some servers do not know it at all
+            form = None
+        answer = await self.chat(messages, self.most_tokens, response_format=form)
         if answer.thinks:
             self.most_tokens = MAX_THINKING_TOKENS
         return answer
@@ -116,9 +117,8 @@ class ServerModel:
         [(text, log-prob)]. Raises PromptRefused if a response has no two of them: then nothing can
         be compared. (The model may have ended at once. If the server never returns log-probs,
         `Reader.check` sees it.)"""
-        options = {"logprobs": True, "top_logprobs": count}
-        if self.template_args:
-            options["extra_body"] = {"chat_template_kwargs": self.template_args}
+        more = self.template_args and {"chat_template_kwargs": self.template_args}
+        options = {"logprobs": True, "top_logprobs": count, "extra_body": more or None}
         # One after the other: a Caller counts them as one call at a time, and the server keeps what
         # it has computed for their common beginning.
         answers = [
@@ -126,16 +126,16 @@ class ServerModel:
             for prompt in prompts
         ]
         found = [answer.likeliest for answer in answers]
-        fewest = min(map(len, found))
-        if fewest < 2:
+        if min(map(len, found)) < 2:
             raise PromptRefused(
-                f"{self.url}: {self.name} returns {('no log-probs', 'one log-prob')[fewest]} "
-                "(top_logprobs), and a reader needs two; use a server and a model that return them"
+                f"{self.url}: to this prompt {self.name} returns no log-probs, or one alone "
+                "(top_logprobs), and a reader needs two; if it is so at all prompts, use a server "
+                "and a model that return them"
             )
         return found
 
     async def chat(self, messages, max_tokens, **options):
-        """One question, as an Answer. options: more of OpenAI's parameters. Raises SimulatorFailed,
+        """One question, as an Answer. options: more of OpenAI's parameters, or None. Raises SimulatorFailed,
         PromptRefused or SimulatorRefused."""
         import openai
 
@@ -148,9 +148,9 @@ class ServerModel:
                             model=self.name, messages=messages, **asked
                         )
                     except openai.APIStatusError as error:
+                        now = self.parameters(max_tokens, options)
                         # If they have changed, another call was quicker.
-                        is_new = asked == self.parameters(max_tokens, options)
-                        if is_new and not self.gives_way(str(error), asked):
+                        if asked == now and not self.gives_way(str(error), asked):
                             raise
                         continue
                     # an error's status has been seen by `client_that_tells`
@@ -170,7 +170,7 @@ class ServerModel:
         raise SimulatorFailed(f"{self.url}: no answer in {TRIES} tries; {self.last_failure}")
 
     def parameters(self, max_tokens, options):
-        """What is sent now beside the messages. options: more of OpenAI's parameters."""
+        """What is sent now beside the messages. options: of `chat`."""
         asked = {self.limit: max_tokens, "temperature": self.temperature, **SAMPLING, **options}
         asked |= self.instead
         return {name: value for name, value in asked.items() if value is not None}
@@ -260,15 +260,21 @@ def read_response(text):
     if not isinstance(message, dict) or not isinstance(content, str | list | None):
         return 200, None
     answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
-    answer.tokens = number(at(body, "usage", "completion_tokens"), 0, 1e9)
+    # JSON may hold anything in place of a number: text, true, NaN, Infinity.
+    tokens = at(body, "usage", "completion_tokens")
+    if type(tokens) is int:
+        answer.tokens = tokens
     told = at(choice, "logprobs", "content", 0, "top_logprobs")
     if isinstance(told, list):
         found = [
-            (texts_in(at(one, "token")), number(at(one, "logprob"), *LOG_PROBS)) for one in told
+            (texts_in(at(one, "token")), one["logprob"])
+            for one in told
+            # NaN is not between two numbers
+            if type(at(one, "logprob")) in (int, float) and LEAST <= one["logprob"] <= 0.01
         ]
         # Some servers list the sampled token twice: its probability must not count twice. (Two
         # tokens may have the same text, but not the same log-prob, too.)
-        answer.likeliest = [pair for pair in dict.fromkeys(found) if pair[1] is not None]
+        answer.likeliest = [*dict.fromkeys(found)]
     answer.cut = ended in ("length", "max_tokens", "model_length")
     empty = "" if answer.strip() else "empty"
     answer.problem = CUT if answer.cut else empty
@@ -286,12 +292,6 @@ def at(value, *keys):
         return value
     except (LookupError, TypeError):
         return None
-
-
-def number(value, low, high):
-    """A value of a response if it is a number from `low` to `high`, else None. JSON may hold text,
-    true, NaN or Infinity in its place. (NaN is not between two numbers.)"""
-    return value if type(value) in (int, float) and low <= value <= high else None
 
 
 def texts_in(content):
@@ -345,14 +345,10 @@ def client_that_tells(model):
                 response = type(response)(status, json=error, request=request)
             if may_heal(response.status_code):
                 model.tell_failure(f"status {response.status_code} {words or ''}")
-            # Maybe it fails at the form that it is asked for. As a refusal, it makes `check_form` go
-            # on. (503: it is only loading, or busy.)
-            if (
-                response.status_code in (500, 501, 502, 504)
-                and not model.has_answered
-                and b"response_format" in request.content
-                and request.headers["x-stainless-retry-count"] > FORMAT_RETRIES
-            ):
+            # Maybe it fails at the form that it is asked for: as a refusal (400), the failure makes
+            # `check_form` go on. (503: it is only loading, or busy.)
+            is_fault = 503 != response.status_code >= 500 and not model.is_patient
+            if is_fault and request.headers["x-stainless-retry-count"] > FORMAT_RETRIES:
                 response.status_code = 400
             return response
 

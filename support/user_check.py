@@ -45,7 +45,7 @@ async def check_form(simulator):
     if getattr(model, "is_scripted", False):
         return None
     for form in getattr(model, "formats", ["the prompt"]):
-        model.format = form
+        model.format, model.is_patient = form, form == "text"
         user, change = simulator.unlogged().example(), None
         try:
             if simulator.reader:
@@ -53,6 +53,7 @@ async def check_form(simulator):
             else:
                 _, change = await user.feel(CHECK_REPLIES[simulator.lang][0])
             print_folded(f"{simulator.name}: the form of its answers is enforced by {form}.")
+            model.is_patient = True
             return change
         except (UnreadableAnswers, SimulatorRefused) as error:
             problems.append(error)
