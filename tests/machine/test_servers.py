@@ -362,11 +362,8 @@ def test_a_result_says_how_a_policy_behind_a_server_was_sampled(refused, tmp_pat
             assert measure(*flags, count, "--out", tmp_path / "r.jsonl") == 0
     asked = {"temperature": 1.0, **SAMPLING}
     for row, request in zip(rows(tmp_path / "r.jsonl"), sent, strict=True):
-        assert row["rlver"]["instead"] == dict.fromkeys(refused)
-        for name, value in asked.items():
-            assert row["rlver"][name] == value and request.get(name, "refused") == (
-                "refused" if name in refused else value
-            )
+        assert {**asked, "instead": dict.fromkeys(refused)}.items() <= row["rlver"].items()
+        assert asked.keys() - request.keys() == {*refused}
 
 
 def test_a_prompt_that_speaks_of_a_parameter_changes_none():
