@@ -115,7 +115,7 @@ def load_policy(found, args):
             raise BadInput(f"--context, --template-args: {label} has its own; leave them out")
         server = ServerModel(model_name, url, settings["temperature"])
         # The server's own dict: when a result is written, it holds what was refused until then.
-        settings |= {**SAMPLING, "instead": server.instead}
+        settings |= {**SAMPLING, "replaced": server.replaced}
         make_agent = partial(ServerAgent, server, settings, system_prompt)
     else:
         from local import load_engine

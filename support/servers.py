@@ -31,7 +31,7 @@ FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
-FORMAT_RETRIES = "3"  # after a 5xx, until `check_form` tries the next format
+FORMAT_RETRIES = 3  # after a 5xx, until `check_form` tries the next format
 # Sent with every question, beside the temperature. vLLM takes what a request does not say from the
 # model's generation_config.json, so a policy would be sampled with another top-p than the result
 # file says. (OpenAI's protocol has no word for top_k and repetition_penalty.)
@@ -61,7 +61,7 @@ class ServerModel:
                      it, because a later refusal may be about the words of a prompt
         limit        the name of the limit of tokens: gpt-5 has another
         temperature  None where the model has one of its own and refuses any other
-        instead      {parameter: the value that is sent in place of the one that was refused}; None
+        replaced     {parameter: the value that is sent in place of the one that was refused}; None
                      where it is not sent any more
         most_tokens  the limit itself: it is higher for a model that thinks"""
 
@@ -73,7 +73,7 @@ class ServerModel:
     format: str = FORMATS[0]
     limit: str = "max_tokens"
     most_tokens: int = MAX_ANSWER_TOKENS
-    instead: dict = field(default_factory=dict)
+    replaced: dict = field(default_factory=dict)
     last_failure: str = ""
     has_answered: bool = False
     is_patient: bool = True  # is a 5xx tried again until CALL_TIMEOUT?
@@ -135,8 +135,8 @@ class ServerModel:
         return found
 
     async def chat(self, messages, max_tokens, **options):
-        """One question, as an Answer. options: more of OpenAI's parameters, or None. Raises SimulatorFailed,
-        PromptRefused or SimulatorRefused."""
+        """One question, as an Answer. options: more of OpenAI's parameters; one that is None is not
+        sent. Raises SimulatorFailed, PromptRefused or SimulatorRefused."""
         import openai
 
         try:
@@ -172,7 +172,7 @@ class ServerModel:
     def parameters(self, max_tokens, options):
         """What is sent now beside the messages. options: of `chat`."""
         asked = {self.limit: max_tokens, "temperature": self.temperature, **SAMPLING, **options}
-        asked |= self.instead
+        asked |= self.replaced
         return {name: value for name, value in asked.items() if value is not None}
 
     def gives_way(self, words, asked):
@@ -191,15 +191,15 @@ class ServerModel:
         if "max_completion_tokens" in words and self.limit == "max_tokens":
             self.limit = "max_completion_tokens"
         elif named:
-            self.instead[named[0]] = None
-            self.temperature = self.instead.get("temperature", self.temperature)
+            self.replaced[named[0]] = None
+            self.temperature = self.replaced.get("temperature", self.temperature)
         elif "logprobs" in words and asked.get("top_logprobs", 0) > FEWER:
-            self.instead["top_logprobs"] = FEWER
+            self.replaced["top_logprobs"] = FEWER
         else:
             return False
         tqdm.write(
-            f"{self.name} refuses a parameter; from now on its limit is {self.limit}, and in place "
-            f"of what it refused it is sent {self.instead} (None: nothing, it has its own value)",
+            f"{self.name} refuses a parameter; from now on its limit is {self.limit}, and it is sent "
+            f"{self.replaced} in place of what it refused (None: nothing, it has a value of its own)",
             file=sys.stderr,
         )
         return True
@@ -348,7 +348,7 @@ def client_that_tells(model):
             # Maybe it fails at the form that it is asked for: as a refusal (400), the failure makes
             # `check_form` go on. (503: it is only loading, or busy.)
             is_fault = 503 != response.status_code >= 500 and not model.is_patient
-            if is_fault and request.headers["x-stainless-retry-count"] > FORMAT_RETRIES:
+            if is_fault and int(request.headers["x-stainless-retry-count"]) > FORMAT_RETRIES:
                 response.status_code = 400
             return response
 

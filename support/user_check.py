@@ -26,7 +26,7 @@ CHECK_REPLIES = {
 }
 
 # What a ServerModel finds out about its server while it is asked (support/servers.py).
-LEARNT = ("format", "limit", "temperature", "instead", "most_tokens", "has_answered")
+LEARNT = ("format", "limit", "temperature", "replaced", "most_tokens", "has_answered")
 
 
 async def check_form(simulator):

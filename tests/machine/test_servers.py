@@ -362,7 +362,7 @@ def test_a_result_says_how_a_policy_behind_a_server_was_sampled(refused, tmp_pat
             assert measure(*flags, count, "--out", tmp_path / "r.jsonl") == 0
     asked = {"temperature": 1.0, **SAMPLING}
     for row, request in zip(rows(tmp_path / "r.jsonl"), sent, strict=True):
-        assert {**asked, "instead": dict.fromkeys(refused)}.items() <= row["rlver"].items()
+        assert {**asked, "replaced": dict.fromkeys(refused)}.items() <= row["rlver"].items()
         assert asked.keys() - request.keys() == {*refused}
 
 

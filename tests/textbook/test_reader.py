@@ -299,9 +299,9 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
         simulator = Simulator(world.ScriptedModel(), reader=hearing)
         found = asyncio.run(simulator.check())
     assert re.search(told, " ".join(capsys.readouterr().out.split())) and len(asked) == 252
-    hearing.source.instead = {}
+    hearing.source.replaced = {}
     simulator.learn(found)
-    assert hearing.source.instead == {"top_logprobs": 5}
+    assert hearing.source.replaced == {"top_logprobs": 5}
 
 
 def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):
