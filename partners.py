@@ -15,7 +15,7 @@ from support.command_line import (
 )
 from support.errors import BadInput
 from support.rundir import checkpoints, settings_of_run, state_of
-from support.servers import ServerModel
+from support.servers import SAMPLING, ServerModel
 from support.settings import usual_engine
 
 from dataclasses import dataclass
@@ -114,6 +114,8 @@ def load_policy(found, args):
         if args.context or (args.template_args and not args.reader):
             raise BadInput(f"--context, --template-args: {label} has its own; leave them out")
         server = ServerModel(model_name, url, settings["temperature"])
+        # The server's own dict: when a result is written, it holds what was refused until then.
+        settings |= {**SAMPLING, "replaced": server.replaced}
         make_agent = partial(ServerAgent, server, settings, system_prompt)
     else:
         from local import load_engine

@@ -20,8 +20,15 @@ is fit:
 
 from support.answers import as_json, fill, load_prompt
 from support.calls import Caller
-from support.command_line import split_name
-from support.errors import BadInput, BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
+from support.command_line import print_folded, split_name
+from support.errors import (
+    MAX_LOST,
+    BadInput,
+    BadModel,
+    SimulatorFailed,
+    TooManyLost,
+    UnreadableAnswers,
+)
 from support.files import digest
 from support.servers import ServerModel
 
@@ -37,6 +44,12 @@ from emotion import clamp_change
 WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
 LIKELIEST = 20  # how many of the likeliest next tokens a model returns
 LEAST_MASS = 0.5  # of both words together; with less the model was about to say something else
+MOST_MASS = 1.01  # with more, but for rounding, a probability was counted twice
+MOST_ODDS = 101  # no log-prob is below -100 (support.servers.LEAST)
+# How many standard deviations from the mean one of the sixty known replies may be before a warning.
+# Of 60 numbers, one that stands alone is at most sqrt(59) = 7.7 away. At 4 it has made the standard
+# deviation 1.2 times as large, so all changes of emotion smaller.
+FAR = 4
 # How much a question counts: points of emotion per standard deviation of its log-odds over the
 # replies of prompts/replies.jsonl that are marked "weights". The weights were chosen with these,
 # too.
@@ -122,13 +135,19 @@ class Reader(Caller):
         key = digest(self.name, prompts)
         text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
         found = {}
-        for name, (odds, mass, _, likeliest) in zip(WEIGHTS, json.loads(text)):
-            if mass < LEAST_MASS:
-                raise UnreadableAnswers(
-                    f"{' and '.join(self.words)} have {mass:.2f} of the probability at the question "
-                    f"{name!r}; the likeliest word is {likeliest!r}"
-                )
-            found[name] = odds
+        try:
+            for name, (odds, mass, _, likeliest) in zip(WEIGHTS, json.loads(text), strict=True):
+                # not: the opposite, because NaN is neither above nor below a number
+                if not (LEAST_MASS <= mass <= MOST_MASS and abs(odds) <= MOST_ODDS):
+                    raise UnreadableAnswers(
+                        f"{' and '.join(self.words)} have {mass:.2f} of the probability at the "
+                        f"question {name!r}; the likeliest word is {likeliest!r}. If this begins a "
+                        "thought, or Markdown, try to switch it off by --template-args; if it is "
+                        "an id, let the server list texts; else use another model, or server"
+                    )
+                found[name] = odds
+        except (TypeError, ValueError):
+            raise UnreadableAnswers(f"a damaged answer in the log of calls, key {key}") from None
         return found
 
     async def hear(self, prompts):
@@ -143,19 +162,35 @@ class Reader(Caller):
 
     async def check(self, replies):
         """Set `scale` by known replies, each the prompts of `ask`: log-odds of two models cannot be
-        compared. Raises BadModel if the model is about to say other words than yes or no."""
+        compared. Replies that cannot be read are left out, up to MAX_LOST of them; a warning says
+        so, and also if one of the others is FAR from the rest. Raises BadModel if the model is
+        about to say other words than yes or no, or the server returns no log-probs."""
+        lost = []  # what is wrong with these replies
+
+        async def try_to_ask(prompts):
+            try:
+                return await self.ask(prompts)
+            except UnreadableAnswers as error:
+                lost.append(error)
+
         try:
-            found = await asyncio.gather(*map(self.ask, replies))
-        except UnreadableAnswers as error:
-            raise BadModel(
-                f"{self.name} cannot be read: {error}. If the model thinks first, or writes "
-                "Markdown, try to switch this off by --template-args; else use another model"
-            ) from None
+            answers = await asyncio.gather(*map(try_to_ask, replies))
         except SimulatorFailed as error:
             raise TooManyLost(str(error)) from None
+        if len(lost) > MAX_LOST * len(answers):
+            raise BadModel(
+                f"{self.name} cannot be read, at {len(lost)} of {len(answers)} known replies: {lost[0]}"
+            )
         for name in WEIGHTS:
-            column = [odds[name] for odds in found]
-            self.scale[name] = float(np.mean(column)), float(np.std(column)) or 1.0
+            column = np.array([odds[name] for odds in answers if odds])
+            self.scale[name] = mean, std = float(column.mean()), float(column.std()) or 1.0
+            if abs(column - mean).max() > FAR * std:
+                lost.append(f"one answer to the question {name!r} is far from all others")
+        if lost:
+            print_folded(
+                f"warning: {self.name}: {lost[0]}. ({len(lost)} such answers about the known replies "
+                "that set its scale. All changes of emotion depend on it.)"
+            )
 
 
 def make_reader(name, lang, timeout, template_args, **shared):

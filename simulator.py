@@ -259,6 +259,7 @@ class Simulator(Caller):
         """Take over what the `check` of another rank has found out."""
         if self.reader:
             self.reader.scale = found.pop("scale")
+            vars(self.reader.source).update(found.pop("source"))
         vars(self.model).update(found)
 
     async def check_reader(self):

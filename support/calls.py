@@ -128,8 +128,9 @@ class CallLog:
         if path == self.path:
             cut_unfinished_line(path)
         for _, row, _ in read_jsonl(path):
-            if isinstance(row, dict) and "key" in row and "answer" in row:
-                self.answers.setdefault(row["key"], row["answer"])
+            match row:  # whatever is not of this form is damaged
+                case {"key": str(key), "answer": str(answer)}:
+                    self.answers.setdefault(key, answer)
 
     def write(self, key, text, seconds):
         """Append one answer."""

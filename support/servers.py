@@ -19,7 +19,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
@@ -31,6 +31,15 @@ FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
+FORMAT_RETRIES = 3  # after a 5xx, until `check_form` tries the next format
+# Sent with every question, beside the temperature. vLLM takes what a request does not say from the
+# model's generation_config.json, so a policy would be sampled with another top-p than the result
+# file says. (OpenAI's protocol has no word for top_k and repetition_penalty.)
+SAMPLING = {"top_p": 1, "frequency_penalty": 0, "presence_penalty": 0}
+FEWER = 5  # top_logprobs where a server refuses more: some have this limit
+# The least log-prob that is believed: servers write -9999, or the lowest float, for a token that was
+# cut off. (The largest is 0, and a little more by rounding.)
+LEAST = -100
 
 
 # ------------------------------------------------------------------------------ a model on a server
@@ -52,6 +61,8 @@ class ServerModel:
                      it, because a later refusal may be about the words of a prompt
         limit        the name of the limit of tokens: gpt-5 has another
         temperature  None where the model has one of its own and refuses any other
+        replaced     {parameter: the value that is sent in place of the one that was refused}; None
+                     where it is not sent any more
         most_tokens  the limit itself: it is higher for a model that thinks"""
 
     name: str
@@ -62,8 +73,10 @@ class ServerModel:
     format: str = FORMATS[0]
     limit: str = "max_tokens"
     most_tokens: int = MAX_ANSWER_TOKENS
+    replaced: dict = field(default_factory=dict)
     last_failure: str = ""
     has_answered: bool = False
+    is_patient: bool = True  # is a 5xx tried again until CALL_TIMEOUT?
 
     formats = FORMATS
 
@@ -78,7 +91,7 @@ class ServerModel:
                 api_key=self.key,
                 max_retries=1000,  # CALL_TIMEOUT decides
                 timeout=self.timeout,
-                http_client=client_that_tells(self.tell_failure),
+                http_client=client_that_tells(self),
             )
         except Exception as error:  # the HTTP library has many kinds
             raise BadInput(
@@ -92,46 +105,52 @@ class ServerModel:
         form = {"type": self.format}
         if self.format == "json_schema":
             form["json_schema"] = {"name": "answer", "schema": json_schema(schema), "strict": True}
-        # "text" is not sent, because some servers do not know `response_format` at all
-        options = {} if self.format == "text" else {"response_format": form}
-        answer = await self.chat(messages, self.most_tokens, **options)
+        if self.format == "text":  # not sent, because some servers do not know it at all
+            form = None
+        answer = await self.chat(messages, self.most_tokens, response_format=form)
         if answer.thinks:
             self.most_tokens = MAX_THINKING_TOKENS
         return answer
 
     async def likeliest(self, prompts, count):
-        """The `count` likeliest tokens behind each of `prompts`: a list of [(text, log-prob)].
-        Raises SimulatorRefused if the server does not return them."""
-        options = {"top_p": 1, "logprobs": True, "top_logprobs": count}
-        if self.template_args:
-            options["extra_body"] = {"chat_template_kwargs": self.template_args}
+        """The `count` likeliest tokens behind each of `prompts`, or FEWER: a list of
+        [(text, log-prob)]. Raises PromptRefused if a response has no two of them: then nothing can
+        be compared. (The model may have ended at once. If the server never returns log-probs,
+        `Reader.check` sees it.)"""
+        more = self.template_args and {"chat_template_kwargs": self.template_args}
+        options = {"logprobs": True, "top_logprobs": count, "extra_body": more or None}
         # One after the other: a Caller counts them as one call at a time, and the server keeps what
         # it has computed for their common beginning.
         answers = [
             await self.chat([{"role": "user", "content": prompt}], 1, **options)
             for prompt in prompts
         ]
-        if not all(answer.likeliest for answer in answers):
-            raise SimulatorRefused(f"{self.url}: {self.name} returns no log-probs (top_logprobs)")
-        return [answer.likeliest for answer in answers]
+        found = [answer.likeliest for answer in answers]
+        if min(map(len, found)) < 2:
+            raise PromptRefused(
+                f"{self.url}: to this prompt {self.name} returns no log-probs, or one alone "
+                "(top_logprobs), and a reader needs two; if it is so at all prompts, use a server "
+                "and a model that return them"
+            )
+        return found
 
     async def chat(self, messages, max_tokens, **options):
-        """One question, as an Answer. options: more of OpenAI's parameters. Raises SimulatorFailed,
-        PromptRefused or SimulatorRefused."""
+        """One question, as an Answer. options: more of OpenAI's parameters; one that is None is not
+        sent. Raises SimulatorFailed, PromptRefused or SimulatorRefused."""
         import openai
 
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
                 for _ in range(TRIES):
-                    asked = {self.limit: max_tokens, **options}
-                    if self.temperature is not None:
-                        asked["temperature"] = self.temperature
+                    asked = self.parameters(max_tokens, options)
                     try:
                         response = await self.client.chat.completions.with_raw_response.create(
                             model=self.name, messages=messages, **asked
                         )
                     except openai.APIStatusError as error:
-                        if not self.gives_way(str(error), asked):
+                        now = self.parameters(max_tokens, options)
+                        # If they have changed, another call was quicker.
+                        if asked == now and not self.gives_way(str(error), asked):
                             raise
                         continue
                     # an error's status has been seen by `client_that_tells`
@@ -150,23 +169,37 @@ class ServerModel:
             raise self.refusal(error) from None
         raise SimulatorFailed(f"{self.url}: no answer in {TRIES} tries; {self.last_failure}")
 
+    def parameters(self, max_tokens, options):
+        """What is sent now beside the messages. options: of `chat`."""
+        asked = {self.limit: max_tokens, "temperature": self.temperature, **SAMPLING, **options}
+        asked |= self.replaced
+        return {name: value for name, value in asked.items() if value is not None}
+
     def gives_way(self, words, asked):
-        """Can another parameter than those that were `asked` avoid a refusal in these words? Then
-        it is sent from now on. After the first answer no parameter is changed: a later refusal may
-        be about the words of a prompt."""
-        if self.limit not in asked or self.temperature != asked.get("temperature"):
-            return True  # another call was quicker
+        """Can other parameters than those that were `asked` avoid a refusal in these words? Then
+        they are sent from now on. After the first answer no parameter is changed: a later refusal
+        may be about the words of a prompt."""
         if self.has_answered:
             return False
+        # Temperature is the last, because some models refuse it only together with top_p. Some
+        # write topP.
+        named = [
+            name
+            for name in (*SAMPLING, "temperature")
+            if name in asked and re.search(rf"\b{name.replace('_', '_?')}\b", words, re.I)
+        ]
         if "max_completion_tokens" in words and self.limit == "max_tokens":
             self.limit = "max_completion_tokens"
-        elif "temperature" in words and self.temperature is not None:
-            self.temperature = None
+        elif named:
+            self.replaced[named[0]] = None
+            self.temperature = self.replaced.get("temperature", self.temperature)
+        elif "logprobs" in words and asked.get("top_logprobs", 0) > FEWER:
+            self.replaced["top_logprobs"] = FEWER
         else:
             return False
         tqdm.write(
-            f"{self.name} refuses a parameter; from now on its limit is {self.limit} and its "
-            f"temperature {self.temperature} (None: its own)",
+            f"{self.name} refuses a parameter; from now on its limit is {self.limit}, and it is sent "
+            f"{self.replaced} in place of what it refused (None: nothing, it has a value of its own)",
             file=sys.stderr,
         )
         return True
@@ -227,11 +260,21 @@ def read_response(text):
     if not isinstance(message, dict) or not isinstance(content, str | list | None):
         return 200, None
     answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
-    answer.tokens = at(body, "usage", "completion_tokens")
+    # JSON may hold anything in place of a number: text, true, NaN, Infinity.
+    tokens = at(body, "usage", "completion_tokens")
+    if type(tokens) is int:
+        answer.tokens = tokens
     told = at(choice, "logprobs", "content", 0, "top_logprobs")
     if isinstance(told, list):
-        found = [(texts_in(at(one, "token")), at(one, "logprob")) for one in told]
-        answer.likeliest = [pair for pair in found if isinstance(pair[1], int | float)]
+        found = [
+            (texts_in(at(one, "token")), one["logprob"])
+            for one in told
+            # NaN is not between two numbers
+            if type(at(one, "logprob")) in (int, float) and LEAST <= one["logprob"] <= 0.01
+        ]
+        # Some servers list the sampled token twice: its probability must not count twice. (Two
+        # tokens may have the same text, but not the same log-prob, too.)
+        answer.likeliest = [*dict.fromkeys(found)]
     answer.cut = ended in ("length", "max_tokens", "model_length")
     empty = "" if answer.strip() else "empty"
     answer.problem = CUT if answer.cut else empty
@@ -283,9 +326,9 @@ def may_heal(status):
     return status in (408, 409, 429) or status >= 500
 
 
-def client_that_tells(tell):
-    """openai's HTTP client, which also calls tell(reason) after each try that failed. (openai tries
-    again silently.)"""
+def client_that_tells(model):
+    """openai's HTTP client, which also calls model.tell_failure(reason) after each try that failed
+    (openai tries again silently)."""
     import openai
 
     class Client(openai.DefaultAsyncHttpxClient):
@@ -293,7 +336,7 @@ def client_that_tells(tell):
             try:
                 response = await super().send(request, **options)
             except Exception as error:
-                tell(f"{type(error).__name__} {error}")
+                model.tell_failure(f"{type(error).__name__} {error}")
                 raise
             status, words = read_response(response.text)
             if response.status_code == 200 and status != 200:
@@ -301,7 +344,12 @@ def client_that_tells(tell):
                 error = {"error": {"message": words}}
                 response = type(response)(status, json=error, request=request)
             if may_heal(response.status_code):
-                tell(f"status {response.status_code} {words or ''}")
+                model.tell_failure(f"status {response.status_code} {words or ''}")
+            # Maybe it fails at the form that it is asked for: as a refusal (400), the failure makes
+            # `check_form` go on. (503: it is only loading, or busy.)
+            is_fault = 503 != response.status_code >= 500 and not model.is_patient
+            if is_fault and int(request.headers["x-stainless-retry-count"]) > FORMAT_RETRIES:
+                response.status_code = 400
             return response
 
     return Client()

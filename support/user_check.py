@@ -26,15 +26,16 @@ CHECK_REPLIES = {
 }
 
 # What a ServerModel finds out about its server while it is asked (support/servers.py).
-LEARNT = ("format", "limit", "temperature", "most_tokens")
+LEARNT = ("format", "limit", "temperature", "replaced", "most_tokens", "has_answered")
 
 
 async def check_form(simulator):
     """The first question of `check`, for all programs that ask the model. It reveals a wrong key or
     model, and a model that cannot keep the form. A server is asked in each of its formats, the
-    strictest first. A format is given up after a refusal (a gateway's 404 may mean the form) or
-    three unreadable answers in a row. The first format that brings a readable answer is printed,
-    and used from then on.
+    strictest first. A format is given up after a refusal (a gateway's 404 may mean the form), three
+    unreadable answers in a row, or some faults of the server (5xx; some fail at a schema alone). The
+    last one is waited for. The first format that brings a readable answer is printed, and used
+    from then on.
 
     Returns the change of emotion in the answer; None for a scripted model, which needs no
     check, and with a reader, which is not asked here. Raises BadInput if the question is
@@ -44,7 +45,7 @@ async def check_form(simulator):
     if getattr(model, "is_scripted", False):
         return None
     for form in getattr(model, "formats", ["the prompt"]):
-        model.format = form
+        model.format, model.is_patient = form, form == "text"
         user, change = simulator.unlogged().example(), None
         try:
             if simulator.reader:
@@ -52,6 +53,7 @@ async def check_form(simulator):
             else:
                 _, change = await user.feel(CHECK_REPLIES[simulator.lang][0])
             print_folded(f"{simulator.name}: the form of its answers is enforced by {form}.")
+            model.is_patient = True
             return change
         except (UnreadableAnswers, SimulatorRefused) as error:
             problems.append(error)
@@ -71,8 +73,9 @@ async def check(simulator):
     cruel one, and at the kind one again? A warning is printed if the model does not tell them
     apart, or if it feels something else the second time.
 
-    Returns what was found out, {attribute of the model: value} and the reader's "scale", for
-    `Simulator.learn` on other ranks. Raises as `check_form`, and SimulatorRefused."""
+    Returns what was found out, {attribute of the model: value}, and with a reader its "scale" and
+    the same of its "source", for `Simulator.learn` on other ranks. Raises as `check_form`, and
+    SimulatorRefused."""
     at_kind = await check_form(simulator)
     if at_kind is None and not simulator.reader:
         return {}
@@ -103,7 +106,12 @@ async def check(simulator):
     if doubt:
         name = (simulator.reader or simulator).name
         print_folded(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness")
-    found = {name: value for name, value in vars(simulator.model).items() if name in LEARNT}
+    found = learnt(simulator.model)
     if simulator.reader:
-        found["scale"] = simulator.reader.scale
+        found["scale"], found["source"] = simulator.reader.scale, learnt(simulator.reader.source)
     return found
+
+
+def learnt(model):
+    """{attribute of a model: value}, those of LEARNT that it has."""
+    return {name: value for name, value in vars(model).items() if name in LEARNT}

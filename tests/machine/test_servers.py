@@ -10,7 +10,7 @@ from support.errors import (
     SimulatorRefused,
     UnreadableAnswers,
 )
-from support.servers import FORMATS, ServerModel, json_schema
+from support.servers import FORMAT_RETRIES, FORMATS, SAMPLING, ServerModel, json_schema
 from support.settings import make_parser, open_run
 
 import asyncio
@@ -272,6 +272,12 @@ def no_endpoint(request):
     return {"error": {"code": 404}} if form_of(request) == "json_schema" else completion(answer)
 
 
+def at_fault(request):
+    """A 502 inside of a 200, as a gateway says it whose provider fails at a schema."""
+    answer = good(request["messages"][0]["content"])
+    return {"error": {"code": 502}} if form_of(request) == "json_schema" else completion(answer)
+
+
 def sorted_keys(request):
     answer = json.loads(good(request["messages"][0]["content"]))
     return completion(json.dumps(answer, sort_keys=form_of(request) != "text"))
@@ -283,6 +289,7 @@ def sorted_keys(request):
         (in_reasoning, "json_object"),
         (sorted_keys, "text"),
         (no_endpoint, "json_object"),
+        (at_fault, "json_object"),
         (lambda request: completion("", "length", reasoning_content="hm"), "cut by the limit"),
         (lambda request: completion(""), "read: empty"),
     ],
@@ -301,7 +308,7 @@ def test_the_check_tries_the_next_form_where_answers_cannot_be_read(reply, kept)
         simulator = user_at(server).simulator
         if kept in FORMATS:
             assert asyncio.run(simulator.check())["format"] == kept == forms[-1]
-            tries = 1 if reply is no_endpoint else 3
+            tries = {no_endpoint: 1, at_fault: 2 + int(FORMAT_RETRIES)}.get(reply, 3)
             stricter = FORMATS[: FORMATS.index(kept)]
             assert forms == [form for form in stricter for _ in range(tries)] + 3 * [kept]
         else:
@@ -336,6 +343,30 @@ def test_a_parameter_that_a_model_refuses_is_left_out(capsys):
         key = Simulator(model).key
         assert key("p", "one", 0) != key("p", "two", 0)
         assert (model.limit, model.temperature) == ("max_completion_tokens", None)
+
+
+@pytest.mark.parametrize("refused", [[], ["top_p"], ["presence_penalty", "temperature"]])
+def test_a_result_says_how_a_policy_behind_a_server_was_sampled(refused, tmp_path):
+    """vLLM takes what is not sent from generation_config.json: with a top-p of 0.8 the result said
+    "temperature 1.0" only. What a server refuses is left out, and the result says so; some spell it
+    as presencePenalty."""
+    sent = []
+
+    def reply(request):
+        for name in refused:
+            if name in request:
+                return failure(400, f"not supported: {name.replace('_p', 'P')}")
+        sent.append(request)
+        return 200, {}, completion("I am here.")
+
+    with Loopback(reply=reply) as server:
+        flags = ["--policy", f"openai:m@{server.url}", "--max-turns", 1, "--limit"]
+        for count in (1, 2):  # the second one resumes
+            assert measure(*flags, count, "--out", tmp_path / "r.jsonl") == 0
+    asked = {"temperature": 1.0, **SAMPLING}
+    for row, request in zip(rows(tmp_path / "r.jsonl"), sent, strict=True):
+        assert {**asked, "replaced": dict.fromkeys(refused)}.items() <= row["rlver"].items()
+        assert asked.keys() - request.keys() == {*refused}
 
 
 def test_a_prompt_that_speaks_of_a_parameter_changes_none():

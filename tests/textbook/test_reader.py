@@ -3,11 +3,13 @@ each, and from log-odds to a change."""
 
 from support.calls import CallLog
 from support.errors import BadModel, SimulatorFailed, UnreadableAnswers
+from support.files import digest
 
 import asyncio
 import dataclasses
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from local import LocalReader
 from people import known_replies
 from reader import LIKELIEST, Reader, log_odds
 from runs import SMALL, rows
-from server import Loopback, completion
+from server import Loopback, completion, failure
 from simulator import Simulator, User, analysis_in
 from teach import YES_NO, questions_of
 from tools import fitness, judge, replay
@@ -220,6 +222,86 @@ def test_a_server_without_log_probs_is_refused_before_a_run(logprobs, taught, tm
         assert rlver.main([*SMALL, *read_by, "--out", str(tmp_path / "run")]) == 2
     assert "returns no log-probs" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def listing(pairs_of):
+    """A server that lists `pairs_of(request)`: [(token, log-prob)], or None for no log-probs."""
+
+    def reply(request):
+        pairs = pairs_of(request)
+        told = [{"token": text, "logprob": value} for text, value in pairs or ()]
+        body = completion("", "length")
+        body["choices"][0]["logprobs"] = pairs and {"content": [{"top_logprobs": told}]}
+        return (200, {}, body) if pairs != [] else failure(400, "top_logprobs: 5 at most")
+
+    return Loopback(reply=reply)
+
+
+GOOD = [("Yes", -0.5), ("No", -1.5), ("I", -3.0)]
+
+
+@pytest.mark.parametrize(
+    "pairs, odds",
+    [
+        ([GOOD[0], *GOOD], 1.0),
+        *[([*GOOD, ("no", odd)], 1.0) for odd in (math.nan, math.inf, False, "0", 0.5)],
+        ([GOOD[0], GOOD[2], ("No", -9999.0)], 2.5),
+        ([*GOOD, ("yes", -0.4)], "1.50 of the probability"),
+        ([GOOD[0], ("No", None)], "or one alone"),
+    ],
+)
+def test_what_a_server_lists_is_looked_at(pairs, odds):
+    """-9999 for a token that was cut off became a log-odds of 9998, a token that was listed twice
+    counted twice, and NaN was a traceback. A word without a log-prob gets the least real one."""
+    prompts = questions_of(known_replies("test")[0])
+    with listing(lambda request: pairs) as server:
+        asking = reader.make_reader(f"openai:m@{server.url}", "en", 10, None).ask(prompts)
+        if isinstance(odds, str):
+            with pytest.raises(UnreadableAnswers, match=odds):
+                asyncio.run(asking)
+        else:
+            assert {*asyncio.run(asking).values()} == {odds}
+
+
+@pytest.mark.parametrize("text", ["NaN", "9998.0", '"1"', "null", "1]]", "[" * 3])
+def test_a_damaged_answer_in_the_log_is_no_number(text):
+    """It was a traceback, or moved the emotion."""
+    hearing, prompts = Reader(Told("yes", 0.4)), questions_of(known_replies("test")[0])
+    whole = json.loads(asyncio.run(hearing.read(prompts, YES_NO)))
+    answers = json.dumps(whole).replace(str(whole[0][0]), text, 1), json.dumps(whole[1:])
+    for answer in answers:
+        hearing.log.answers[digest(hearing.name, prompts)] = answer
+        with pytest.raises(UnreadableAnswers):
+            asyncio.run(hearing.ask(prompts))
+
+
+@pytest.mark.parametrize(
+    "odd, told",
+    [
+        (None, "warning: .*returns no log-probs.*1 such answer"),
+        ([("Yes", -9.0), ("No", 0.0)], "warning: .*far from all others"),
+        (GOOD, "^(?!.*its scale)"),
+    ],
+)
+def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
+    """One of 240 shrank all changes of a run, unseen; and only a server that never returns log-probs
+    is refused. This one refuses more than five, too: five will do, and other ranks learn it."""
+    asked = []
+
+    def pairs_of(request):
+        if request["top_logprobs"] > 5:
+            return []
+        asked.append(request)
+        return odd if len(asked) == 100 else GOOD
+
+    with listing(pairs_of) as server:
+        hearing = reader.make_reader(f"openai:m@{server.url}", "en", 10, None, concurrency=1)
+        simulator = Simulator(world.ScriptedModel(), reader=hearing)
+        found = asyncio.run(simulator.check())
+    assert re.search(told, " ".join(capsys.readouterr().out.split())) and len(asked) == 252
+    hearing.source.replaced = {}
+    simulator.learn(found)
+    assert hearing.source.replaced == {"top_logprobs": 5}
 
 
 def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):
