@@ -22,6 +22,7 @@ from support.errors import MAX_LOST, BadInput, TooManyLost
 from support.metrics import score_summary, scores_by, signs, signs_in_words
 from support.report import print_table
 from support.results import (
+    analysis_in,
     describe,
     differences,
     parts_of,
@@ -47,7 +48,7 @@ from tqdm import tqdm
 from emotion import BENCHMARK, emotion_level
 from partners import add_flags_of_talk, who_talks
 from rollout import SEEDS, rollout
-from simulator import analysis_in
+from simulator import EMOTION_SCHEMA
 
 # ----------------------------------------------------------------------------- the benchmark itself
 
@@ -108,7 +109,7 @@ def row_of(episode, user, settings):
 
 def message_of_user(turn, thought):
     """The user's answer in a turn, as a message of the history. thought: the one behind it."""
-    analysis = analysis_in(turn.analysis)
+    analysis = analysis_in(turn.analysis, EMOTION_SCHEMA)
     return {
         "role": "user",
         "content": turn.user,

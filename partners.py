@@ -25,8 +25,8 @@ from typing import Callable, NamedTuple
 
 from emotion import BENCHMARK
 from people import check_playable, load_profiles, refuse_other_heldout, users_of_run
+from players import make_simulator
 from rollout import Agent, read_reply
-from simulator import make_simulator
 from toy import world
 
 # local.py, which loads torch, is imported in the function that needs it: --score and --compare need

@@ -35,10 +35,13 @@ from support.servers import ServerModel
 import asyncio
 import json
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
-from emotion import clamp_change
+from emotion import clamp_change, move_emotion
+from people import known_replies, story_of
+from simulator import Simulator, User
 
 # The words whose log-odds are read, "yes" first.
 WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
@@ -92,6 +95,64 @@ def weigh(z):
     return total, clamp_change(round(total))
 
 
+@dataclass
+class ReadUser(User):
+    """A user whose feelings are read: `feel` asks the Reader of its simulator, not the model that
+    speaks for the user."""
+
+    async def feel(self, reply: str) -> tuple[str, int]:
+        """f_emo, read. Returns as User.feel; the text is JSON, with the log-odds. Raises
+        SimulatorFailed."""
+        self.dialogue.append({"speaker": "friend", "text": reply})
+        reader = self.simulator.reader
+        reading = await reader.hear(self.questions())
+        self.emotion = move_emotion(self.emotion, reading["change"])
+        sentences = reader.sentences(reading["z"])
+        self.planning = {"objective": sentences.pop("need")}
+        self.planning["subjective"] = " ".join(sentences.values())
+        return json.dumps(reading | self.planning, ensure_ascii=False), reading["change"]
+
+    def questions(self):
+        """The Reader's questions about the friend's last reply."""
+        *earlier, reply = [turn["text"] for turn in self.dialogue if turn["speaker"] == "friend"]
+        lines = [turn["text"] for turn in self.dialogue if turn["speaker"] == "me"]
+        return self.simulator.reader.questions(
+            story_of(self.profile), self.profile.task, lines[-1], earlier, reply
+        )
+
+
+class ReadSimulator(Simulator):
+    """The model behind users whose feelings are read: it speaks for them, and `reader` hears."""
+
+    user_class = ReadUser
+
+    def __init__(self, model, reader, lang="en", **shared):
+        """reader: a Reader. Otherwise as Simulator."""
+        super().__init__(model, lang, **shared)
+        self.reader = reader
+
+    def unlogged(self):
+        """As Simulator.unlogged."""
+        other = super().unlogged()
+        other.reader = other.reader.unlogged()
+        return other
+
+    def learn(self, found):
+        """As Simulator.learn."""
+        self.reader.scale = found.pop("scale")
+        vars(self.reader.source).update(found.pop("source"))
+        super().learn(found)
+
+    async def check_reader(self):
+        """`Reader.check` with the replies marked "weights"."""
+        await self.reader.check(
+            [
+                ReadUser(self, row["profile"], dialogue=row["dialogue"]).questions()
+                for row in known_replies("weights")
+            ]
+        )
+
+
 class Reader(Caller):
     """Hears replies for all users. `check` must set `scale` before the first one."""
 
@@ -117,7 +178,7 @@ class Reader(Caller):
         beginning = self.beginning[bool(earlier)]
         return [fill(f"{beginning}\n\n{text}", values) for text, _, _ in self.texts.values()]
 
-    def told(self, z):
+    def sentences(self, z):
         """What f_reply is told of a reply (h_emo): {question: one fixed sentence}."""
         return {name: yes if z[name] > 0 else no for name, (_, yes, no) in self.texts.items()}
 
@@ -193,10 +254,12 @@ class Reader(Caller):
             )
 
 
-def make_reader(name, lang, timeout, template_args, **shared):
-    """The Reader over the model `name`, openai:MODEL@URL or local:DIR. shared: a Caller's. Raises
-    BadInput."""
+def make_reader(name, lang, difficulty, timeout, template_args, **shared):
+    """The Reader over the model `name`, openai:MODEL@URL or local:DIR. difficulty: of its users.
+    shared: a Caller's. Raises BadInput."""
     kind, model, url = split_name(name)
+    if difficulty != "vanilla":
+        raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
     if kind == "openai":
         source = ServerModel(model, url, 1.0, timeout, template_args)
     elif kind == "local" and model:

@@ -36,10 +36,10 @@ from emotion import TRAINING, hidden_need
 from grpo import check_groups, grpo_update
 from models import DistanceFromStart, Models
 from people import profiles_of_step, refuse_other_heldout, users_of_run
+from players import simulator_of_run
 from policy import split_batch
 from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout
-from simulator import simulator_of_run
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}

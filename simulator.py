@@ -16,8 +16,8 @@ answer for every model.
 The last emotion is the reward, so a policy may learn to forge it. support/answers.py prevents its
 words from setting the number, and the change is clamped to +-10.
 
-From top to bottom: the user; the model behind all users; the choice of this model. (The profiles,
-and the split into training and held-out users, are in people.py.)
+From top to bottom: the user; the model behind all users. (players.py chooses this model. The
+profiles, and the split into training and held-out users, are in people.py.)
 
 Reply to a user yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
@@ -25,21 +25,16 @@ Reply to a user yourself, and see the analysis and the emotion:  python -m tools
 from support import user_check
 from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_prompt, read_answer
 from support.calls import Caller
-from support.command_line import SCRIPTED, split_name
-from support.errors import BadInput, UnreadableAnswers
+from support.errors import UnreadableAnswers
 from support.files import digest
-from support.servers import ServerModel
 
 import dataclasses
 import itertools
-import json
 from collections import Counter
 from dataclasses import dataclass, field
 
 from emotion import TRAINING, clamp_change, emotion_level, move_emotion
-from people import PURPOSES, Profile, known_replies, load_profiles, story_of
-from reader import make_reader
-from toy import world
+from people import PURPOSES, Profile, load_profiles
 
 CUT_RETRIES = 2  # how often a question is asked again after the token limit cut its answer
 
@@ -99,8 +94,6 @@ class User:
         SimulatorFailed."""
         self.dialogue.append({"speaker": "friend", "text": reply})
         simulator = self.simulator
-        if simulator.reader:
-            return await self.feel_by_reading()
         text, answer = await simulator.ask(
             simulator.prompts["emotion"], self.values(), EMOTION_SCHEMA, self.name
         )
@@ -111,23 +104,6 @@ class User:
             "subjective": answer["activity"] + "\n" + answer["analysis"],
         }
         return text, change
-
-    def questions(self):
-        """The questions to a Reader about the friend's last reply."""
-        *earlier, reply = [turn["text"] for turn in self.dialogue if turn["speaker"] == "friend"]
-        lines = [turn["text"] for turn in self.dialogue if turn["speaker"] == "me"]
-        return self.simulator.reader.questions(
-            story_of(self.profile), self.profile.task, lines[-1], earlier, reply
-        )
-
-    async def feel_by_reading(self):
-        """`feel` with a Reader. f_reply is told one fixed sentence for each question."""
-        reader = self.simulator.reader
-        heard = await reader.hear(self.questions())
-        self.emotion = move_emotion(self.emotion, heard["change"])
-        told = reader.told(heard["z"])
-        self.planning = {"objective": told.pop("need"), "subjective": " ".join(told.values())}
-        return json.dumps(heard | self.planning, ensure_ascii=False), heard["change"]
 
     async def answer(self) -> tuple[str, bool]:
         """f_reply (SAGE eq. 2): say the next line, the first one too. Returns (line, goodbye): is
@@ -158,24 +134,6 @@ class User:
         return dataclasses.replace(self, name=name, **lists)
 
 
-def analysis_in(text):
-    """What an answer to f_emo says beside the number, {key of EMOTION_SCHEMA: text}. An answer of a
-    Reader has sentences for only two of the keys. Raises Unreadable."""
-    if not is_reading(text):
-        return read_answer(text, EMOTION_SCHEMA)
-    told = json.loads(text)
-    return dict.fromkeys(EMOTION_SCHEMA, "") | {
-        "target_completion": told["objective"],
-        "analysis": told["subjective"],
-    }
-
-
-def is_reading(text):
-    """Does a logged answer to f_emo come from a Reader? (`Reader.hear` has the order of its
-    keys.)"""
-    return text.startswith('{"log_odds"')
-
-
 # --------------------------------------------------------------------- the model behind all users
 
 
@@ -183,14 +141,16 @@ class Simulator(Caller):
     """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock.
     `ask` asks a question; `check` asks three before the first dialogue."""
 
-    def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, reader=None, **shared):
+    user_class = User
+    reader = None  # what hears in the model's place (ReadSimulator in reader.py)
+
+    def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, **shared):
         """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question
         is asked again if its answer cannot be read; then the dialogue is dropped. (The released
-        code never stops.) reader: a Reader, if feelings are read. shared: arguments of Caller."""
+        code never stops.) shared: arguments of Caller."""
         super().__init__(model, **shared)
         self.lang = lang
         self.retries = retries
-        self.reader = reader
         self.tries = Counter()  # {attempt, from 0: how many answers it brought, logged ones too}
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
         self.purposes = {
@@ -202,7 +162,7 @@ class Simulator(Caller):
 
     def user(self, profile, emotion, name):
         """A User of this model. name: of its dialogue, in the log of calls."""
-        return User(self, profile, emotion, name)
+        return self.user_class(self, profile, emotion, name)
 
     async def ask(self, template, values, schema, dialogue=""):
         """Ask a question until its answer can be read. Returns (text, object) of the answer; raises
@@ -243,13 +203,14 @@ class Simulator(Caller):
         """As Caller.unlogged."""
         other = super().unlogged()
         other.retries = 2  # a model that can keep the form has done so by then
-        other.reader = other.reader and other.reader.unlogged()
         return other
 
     def example(self):
         """The user of `check`, in the run's language, before any reply."""
         profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
-        return User(self, profile, dialogue=[{"speaker": "me", "text": profile.first_talk}])
+        return self.user_class(
+            self, profile, dialogue=[{"speaker": "me", "text": profile.first_talk}]
+        )
 
     async def check(self):
         """`user_check.check`. Other ranks `learn` what it finds out."""
@@ -257,79 +218,4 @@ class Simulator(Caller):
 
     def learn(self, found):
         """Take over what the `check` of another rank has found out."""
-        if self.reader:
-            self.reader.scale = found.pop("scale")
-            vars(self.reader.source).update(found.pop("source"))
         vars(self.model).update(found)
-
-    async def check_reader(self):
-        """`Reader.check` with the replies marked "weights"."""
-        await self.reader.check(
-            [
-                User(self, row["profile"], dialogue=row["dialogue"]).questions()
-                for row in known_replies("weights")
-            ]
-        )
-
-
-# ---------------------------------------------------------------------- which model plays the users
-
-
-def make_simulator(
-    name,
-    lang="en",
-    difficulty="vanilla",
-    *,
-    concurrency=64,
-    timeout=60.0,
-    temperature=0.0,
-    flag="--simulator",
-    reader=None,
-    template_args=None,
-    retries=8,
-    **shared,
-):
-    """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
-    local:DIR; None where only a reader is asked. flag: the flag that named it, for messages;
-    reader: the name of the model that hears for the user; template_args: for its chat template;
-    retries: of Simulator; shared: a Caller's log and clock. Raises BadInput."""
-    kind, model, url = split_name(name or "toy")
-    if reader and difficulty != "vanilla":
-        raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
-    if name in SCRIPTED and lang != "en":
-        raise BadInput(f"--lang {lang}: the scripted user of {flag} {name} speaks English only")
-    if name in (None, *SCRIPTED):
-        llm = world.ScriptedModel(difficulty, weak=name == "toy-weak")
-    elif kind == "openai":
-        llm = ServerModel(model, url, temperature, timeout)
-    elif kind == "local" and model:
-        from local import load_local  # here, because it loads torch
-
-        llm = load_local(model, temperature, flag)
-    else:
-        raise BadInput(
-            f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
-        )
-    if reader:
-        reader = make_reader(
-            reader, lang, timeout, template_args, concurrency=concurrency, **shared
-        )
-    if kind == "openai":  # a script never waits, and an engine has a queue of its own
-        shared["concurrency"] = concurrency
-    return Simulator(llm, lang, difficulty, retries=retries, reader=reader, **shared)
-
-
-def simulator_of_run(cfg, log, clock):
-    """The Simulator that a run's Settings `cfg` ask for."""
-    return make_simulator(
-        cfg.simulator,
-        cfg.lang,
-        cfg.difficulty,
-        concurrency=cfg.simulator_concurrency or cfg.batch_size,
-        timeout=cfg.simulator_timeout,
-        temperature=cfg.simulator_temperature,
-        reader=cfg.reader,
-        template_args=cfg.template_args,
-        log=log,
-        clock=clock,
-    )

@@ -24,7 +24,7 @@ import torch
 from tqdm import tqdm
 
 import people
-import simulator
+import players
 from emotion import TRAINING
 from policy import Policy, pack
 from rollout import Episode, Reply, Segment, rollout
@@ -70,7 +70,7 @@ def constants(users=8):
     """The mean final emotion, from 30, of held-out people of the toy who hear the CONSTANTS:
     {"finals": {policy: emotion}}."""
     profiles = people.toy_profiles("heldout", users)
-    model = simulator.make_simulator("toy", reader=f"local:{READER}", concurrency=users)
+    model = players.make_simulator("toy", reader=f"local:{READER}", concurrency=users)
 
     async def finals_of(replies):
         """The final emotions of all people who hear these replies."""
@@ -161,7 +161,7 @@ def lines_of(dialogue):
 async def score_in_other_words(dialogues):
     """The mean final emotion of recorded dialogues if the same model is asked OTHER_WORDS. (Their
     scale is measured anew, by the 60 known replies.)"""
-    model = simulator.make_simulator("toy", reader=f"local:{READER}")
+    model = players.make_simulator("toy", reader=f"local:{READER}")
     for name, question in OTHER_WORDS.items():
         model.reader.texts[name][0] = question + ONE_WORD
     users = {profile.id: profile for profile in people.toy_profiles("heldout")}

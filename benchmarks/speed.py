@@ -38,10 +38,11 @@ from transformers import DynamicCache
 from emotion import TRAINING
 from engine import TorchEngine
 from people import toy_profiles
+from players import make_simulator
 from policy import Policy, micro_batches
 from ppo import policy_loss
 from rollout import Agent, Episode, Segment, rollout
-from simulator import Simulator, make_simulator
+from simulator import Simulator
 from toy import world
 
 DEFAULTS = resolve_settings({})

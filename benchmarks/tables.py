@@ -39,7 +39,7 @@ from support.results import recorded_dialogues
 import numpy as np
 
 import people
-import simulator
+import players
 from benchmarks import small
 from tools import fitness
 from tools.replay import final_score, replay_all
@@ -218,7 +218,7 @@ def strict_emotions(place):
     rows = recorded_dialogues(place / "dialogues.jsonl")
     dialogues = [row for row in rows if row["split"] == "train"]
     profiles = {profile.id: profile for profile in people.toy_profiles("train")}
-    strict = simulator.make_simulator("toy")
+    strict = players.make_simulator("toy")
     finals = {}  # {step: [final emotion of each dialogue]}
     for dialogue, felt in zip(dialogues, asyncio.run(replay_all(dialogues, strict, profiles))):
         finals.setdefault(dialogue["step"], []).append(final_score(dialogue, felt))

@@ -37,9 +37,9 @@ from benchmarks.speed import GenerateEngine
 from emotion import TRAINING
 from models import Models
 from people import profiles_of_step, users_of_run
+from players import simulator_of_run
 from rlver import train
 from rollout import SEEDS, Agent, rollout
-from simulator import simulator_of_run
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
 SETTINGS = {"algo": "grpo", "eval_every": 5}  # of both, with the usual seed and number of steps

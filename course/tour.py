@@ -39,10 +39,11 @@ from engine import TorchEngine
 from grpo import group_advantages, grpo_update
 from models import adamw
 from people import toy_profiles
+from players import make_simulator
 from policy import Policy, micro_batches, pack
 from ppo import gae, identity, place_rewards, policy_loss
 from rollout import Agent, converse, rollout
-from simulator import User, make_simulator
+from simulator import User
 from toy import world
 
 

@@ -3,10 +3,12 @@ their evaluations, and logs of dialogues. (evaluate.py scores and compares the r
 are read by tools/sage.py.)
 """
 
+from support.answers import read_answer
 from support.command_line import scripted_notice
 from support.errors import BadInput
 from support.files import read_jsonl
 
+import json
 import re
 
 from emotion import TRAINING, need_of, scale_in_words
@@ -170,6 +172,28 @@ def what_scores_are(made_by):
 
 
 # ---------------------------------------------------------------------------------- logs of a run
+
+
+def analysis_in(text, schema):
+    """What a logged answer to f_emo says beside the number: {key of the schema: text}. A reading
+    (reader.py) has sentences for only two of the keys. Raises Unreadable."""
+    reading = reading_in(text)
+    if not reading:
+        return read_answer(text, schema)
+    return dict.fromkeys(schema, "") | {
+        "target_completion": reading["objective"],
+        "analysis": reading["subjective"],
+    }
+
+
+def reading_in(text):
+    """The object in a logged answer to f_emo, if the feelings were read (reader.py): only then it
+    has log-odds. Else None: they were written, by the user's model."""
+    try:
+        answer = json.loads(text)
+    except ValueError:  # a written one may stand behind a thought, or in a fence
+        return None
+    return answer if isinstance(answer, dict) and "log_odds" in answer else None
 
 
 def recorded_dialogues(path, read=read_results):

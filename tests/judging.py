@@ -8,7 +8,7 @@ import importlib
 import json
 import random
 
-import simulator
+import players
 from answering import coded, feeling
 from emotion import NEEDS
 from people import toy_profiles
@@ -62,7 +62,7 @@ def fresh(tmp_path, monkeypatch):
     """The test in its own directory, with files read anew, and Models instead of servers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        simulator, "ServerModel", lambda name, url, *how: MODELS[url].at(name, url, *how)
+        players, "ServerModel", lambda name, url, *how: MODELS[url].at(name, url, *how)
     )
     load_dialogues.cache_clear()
 

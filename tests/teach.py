@@ -13,8 +13,7 @@ import torch.nn.functional as F
 import conftest  # first: it sets the path
 from local import LocalReader
 from people import known_replies
-from reader import Reader
-from simulator import Simulator, User
+from reader import Reader, ReadSimulator, ReadUser
 from toy import world
 
 YES_NO = ("yes", "no")
@@ -22,8 +21,8 @@ YES_NO = ("yes", "no")
 
 def questions_of(row):
     """The prompts about the reply of a row of `known_replies`."""
-    simulator = Simulator(world.ScriptedModel(), reader=Reader(SimpleNamespace(name="nobody")))
-    return User(simulator, row["profile"], dialogue=row["dialogue"]).questions()
+    simulator = ReadSimulator(world.ScriptedModel(), Reader(SimpleNamespace(name="nobody")))
+    return ReadUser(simulator, row["profile"], dialogue=row["dialogue"]).questions()
 
 
 def teach(path):

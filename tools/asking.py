@@ -21,7 +21,8 @@ from pathlib import Path
 
 from tqdm.asyncio import tqdm
 
-from simulator import Simulator, make_simulator
+from players import make_simulator
+from simulator import Simulator
 from tools.dialogues import add_files, make_cases
 from toy.judge import SCRIPTED_JUDGE, ScriptedJudge
 

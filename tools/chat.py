@@ -9,6 +9,7 @@ few hundred words: "My sister forgot my birthday. I feel hurt.")
 
 from support.command_line import SCRIPTED, WIDTH, Parser, fold, scripted_notice
 from support.errors import BadInput
+from support.results import analysis_in
 
 import asyncio
 import secrets
@@ -18,7 +19,7 @@ from textwrap import indent
 from emotion import BENCHMARK, hidden_need, scale_in_words
 from partners import add_flags_of_talk, find_weights, load_policy, who_talks
 from rollout import SEEDS, converse, read_reply
-from simulator import User, analysis_in
+from simulator import EMOTION_SCHEMA
 
 INDENT = 26 * " "  # of what the other side does not see
 
@@ -80,7 +81,7 @@ def show(args):
     # With --as-policy a policy is loaded, too, but it says nothing.
     policy, simulator, users, settings = who_talks(args, args.policy or "toy")
     profile = users[args.seed % len(users)]
-    user = ShownUser(simulator, profile, args.start, name=f"show {profile.id}")
+    user = ShownUser(simulator.user(profile, args.start, f"show {profile.id}"))
     if args.as_policy:
         agent = Friend()
         print(f"You are the policy: up to {args.max_turns} replies. An empty line ends the chat.")
@@ -96,8 +97,6 @@ def show(args):
     async def talk():
         await simulator.check()
         first_line = await user.open()
-        if profile.first_talk:  # else `answer` made it, and has shown it
-            user.show(first_line)
         return await converse(agent, user, first_line, replace(BENCHMARK, max_turns=args.max_turns))
 
     episode = asyncio.run(talk())
@@ -108,12 +107,26 @@ def show(args):
     return 0
 
 
-class ShownUser(User):
-    """A user who is watched: each step of its prompt chain is printed as it happens."""
+class ShownUser:
+    """A user who is watched: each step of the prompt chain of `user` is printed as it happens."""
+
+    def __init__(self, user):
+        self.user, self.profile = user, user.profile
+
+    @property
+    def emotion(self):
+        """As of simulator.User."""
+        return self.user.emotion
+
+    async def open(self):
+        """As simulator.User.open."""
+        line = await self.user.open()
+        self.show(line)
+        return line
 
     async def answer(self):
         """As simulator.User.answer."""
-        line, goodbye = await super().answer()
+        line, goodbye = await self.user.answer()
         self.show(line)
         return line, goodbye
 
@@ -123,8 +136,8 @@ class ShownUser(User):
 
     async def feel(self, reply):
         """As simulator.User.feel. Prints what the answer says about the reply and the feeling."""
-        text, change = await super().feel(reply)
-        answer = analysis_in(text)
+        text, change = await self.user.feel(reply)
+        answer = analysis_in(text, EMOTION_SCHEMA)
         sentences = " ".join(answer[key] for key in ("content", "activity", "analysis")).strip()
         print(indent(fold(f"felt: {sentences} ({change:+d})", WIDTH - len(INDENT)), INDENT))
         return text, change

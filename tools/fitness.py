@@ -45,7 +45,7 @@ from tqdm.asyncio import tqdm
 
 from emotion import emotion_level
 from people import known_replies
-from simulator import User, make_simulator
+from players import make_simulator
 from tools.asking import open_call_log
 from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
 
@@ -112,7 +112,7 @@ async def put(row, simulator, emotion, speaks):
     reply, outcomes = row["reply"], []
     found = {"user": row["user"], "kind": row["kind"], "reply": reply, "outcomes": outcomes}
     past = row["dialogue"][:-1]
-    user = User(simulator, row["profile"], name=f"fitness {reply}", dialogue=past)
+    user = simulator.user_class(simulator, row["profile"], name=f"fitness {reply}", dialogue=past)
     twin = user.copy()
     twin.simulator = simulator.unlogged()
     felt = await answer_to(user, user.feel(reply), outcomes)
@@ -146,7 +146,9 @@ async def talk(rows, simulator):
         found, changes = {"user": row["user"], "behind": behind, "said": wording["said"]}, []
         with contextlib.suppress(SimulatorFailed):
             for words in (wording["said"], wording["neutral"]):
-                user = User(simulator, row["profile"], dialogue=row["dialogue"][:-1])
+                user = simulator.user_class(
+                    simulator, row["profile"], dialogue=row["dialogue"][:-1]
+                )
                 _, change = await user.feel(f"{reply} {words}".strip())
                 changes.append(change)
             found["gain"] = changes[0] - changes[1]

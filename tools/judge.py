@@ -28,6 +28,7 @@ No score measures quality: judge and user are models. docs/measuring.md has the 
 from support.answers import Unreadable, as_json, read_answer
 from support.command_line import positive
 from support.errors import BadInput
+from support.results import reading_in
 from support.stats import interval, pearson
 
 import contextlib
@@ -40,7 +41,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from emotion import SUCCESS, need_of
-from simulator import EMOTION_SCHEMA, is_reading
+from simulator import EMOTION_SCHEMA
 from tools.asking import add_judge_flags, ask, ask_files, made_by
 from tools.dialogues import (
     check_files,
@@ -86,7 +87,7 @@ def thoughts_of(dialogue):
         found, keys = turn["analysis"] or "", THOUGHT_OF_SAGE
         with contextlib.suppress(Unreadable, KeyError):
             if isinstance(found, str):
-                if is_reading(found):
+                if reading_in(found):
                     raise BadInput(
                         f"{dialogue.id}: its feelings were read, not written (--reader): there are "
                         "no thoughts to judge"

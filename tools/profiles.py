@@ -34,7 +34,8 @@ from tqdm.asyncio import tqdm
 
 from emotion import NEEDS, need_of
 from people import Profile, load_profiles
-from simulator import User, make_simulator
+from players import make_simulator
+from simulator import User
 from tools.asking import load_text, open_call_log
 from toy import world
 

@@ -29,7 +29,7 @@ from tqdm.asyncio import tqdm
 
 from partners import USUAL_USER, user_label
 from people import check_playable
-from simulator import User, make_simulator
+from players import make_simulator
 from tools.asking import ask_files, made_by, open_call_log
 from tools.dialogues import (
     check_files,
@@ -128,7 +128,7 @@ async def replay_all(rows, model, people, texts=None):
     await model.check()
     calls = []
     for k, row in enumerate(rows):
-        user = User(model, people[row["profile_id"]], row["start"], f"replay {k}")
+        user = model.user(people[row["profile_id"]], row["start"], f"replay {k}")
         calls.append(replay(row["first_line"], row["turns"], user, texts and texts[k]))
     return await tqdm.gather(*calls, leave=False)
 

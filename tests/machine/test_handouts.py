@@ -52,13 +52,14 @@ def squeeze(line):
     return re.sub(r"\s|#.*", "", line)
 
 
-# lines of an answer of any agent, of any engine, and of whoever reads JSON
+# lines of an answer of any agent, any engine, any user, and of whoever reads JSON
 EVERYBODYS = {
     "except(ValueError,RecursionError)aserror:",
     "thought,visible,malformed=split_thought(text)",
     "returnReply(text,visible,thought,malformed)",
     "head=self.model.get_output_embeddings()",
     "thought,visible=take_thoughts(text)",
+    'self.dialogue.append({"speaker":"friend","text":reply})',
 }
 
 

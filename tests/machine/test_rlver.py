@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from people import profiles_of_step, toy_profiles
+from players import make_simulator
 from runs import go, metrics, rows, summary
-from simulator import make_simulator
 from tools import replay
 from tools.replay import final_score, replay_all
 

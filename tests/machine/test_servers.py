@@ -27,12 +27,13 @@ import rlver
 from answering import Model, coded, feeling
 from emotion import TRAINING
 from people import toy_profiles
+from players import make_simulator
 from result_files import measure
 from rollout import rollout
 from runs import files, go_on, output_of, rows, words
 from scripted import Agent
 from server import SOON, Loopback, completion, failure, mild_answer, toy_people
-from simulator import REPLY_SCHEMA, Simulator, User, make_simulator
+from simulator import REPLY_SCHEMA, Simulator, User
 
 pytestmark = pytest.mark.usefixtures("quick")
 

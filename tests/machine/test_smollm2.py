@@ -12,8 +12,8 @@ import sys
 import pytest
 import torch
 
+from players import make_simulator
 from several_ranks import ROOT
-from simulator import make_simulator
 
 CONVERTER = ROOT / "recipes" / "convert_smollm2.py"
 NAMES = {  # of some weights whose numbers a GGUF holds in the order of transformers

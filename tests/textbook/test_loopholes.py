@@ -10,9 +10,10 @@ import pytest
 
 from emotion import NEEDS, TRAINING
 from people import toy_profiles
+from players import make_simulator
 from rollout import converse
 from scripted import Agent
-from simulator import User, make_simulator
+from simulator import User
 from toy import world
 from toy.words import ACTS, FEELING_WORDS, FEELINGS, PEOPLE, PERSON_WORDS, join_parts
 from toy.world import SECONDARY, act_of, read_scene, score_reply

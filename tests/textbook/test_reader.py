@@ -4,6 +4,7 @@ each, and from log-odds to a change."""
 from support.calls import CallLog
 from support.errors import BadModel, SimulatorFailed, UnreadableAnswers
 from support.files import digest
+from support.results import analysis_in
 
 import asyncio
 import dataclasses
@@ -20,10 +21,10 @@ import reader
 import rlver
 from local import LocalReader
 from people import known_replies
-from reader import LIKELIEST, Reader, log_odds
+from reader import LIKELIEST, Reader, ReadSimulator, ReadUser, log_odds
 from runs import SMALL, rows
 from server import Loopback, completion, failure
-from simulator import Simulator, User, analysis_in
+from simulator import EMOTION_SCHEMA
 from teach import YES_NO, questions_of
 from tools import fitness, judge, replay
 from toy import world
@@ -89,7 +90,7 @@ def test_a_reply_is_read_alike_in_any_company(taught):
 
 
 def simulator_read_by(taught):
-    simulator = Simulator(world.ScriptedModel(), reader=Reader(LocalReader(taught, YES_NO)))
+    simulator = ReadSimulator(world.ScriptedModel(), Reader(LocalReader(taught, YES_NO)))
     asyncio.run(simulator.check_reader())
     return simulator
 
@@ -99,7 +100,7 @@ def test_every_logged_change_follows_from_its_log_odds(taught):
     simulator, changes = simulator_read_by(taught), []
     scale = simulator.reader.scale
     for row in known_replies("test"):
-        user = User(simulator, row["profile"], dialogue=row["dialogue"][:-1])
+        user = ReadUser(simulator, row["profile"], dialogue=row["dialogue"][:-1])
         text, change = asyncio.run(user.feel(row["dialogue"][-1]["text"]))
         logged = json.loads(text)
         total = reader.BIAS
@@ -110,7 +111,7 @@ def test_every_logged_change_follows_from_its_log_odds(taught):
         assert logged["sum"] == pytest.approx(total)
         assert change == logged["change"] == round(max(-10, min(10, total)))
         assert user.emotion == 30 + change and user.dialogue[-1]["text"] == row["reply"]
-        assert analysis_in(text)["analysis"] == user.planning["subjective"]
+        assert analysis_in(text, EMOTION_SCHEMA)["analysis"] == user.planning["subjective"]
         changes.append(change)
     assert len(set(changes)) > 3
 
@@ -155,10 +156,10 @@ def test_a_model_that_is_about_to_say_something_else_cannot_be_read(word, p, rea
 @pytest.mark.parametrize("mean, change", [(-50, 10), (50, -10)])
 def test_a_reply_moves_by_ten_at_most(mean, change):
     """However far its log-odds are from those of the sixty. The log has the sum before the clamp."""
-    simulator = Simulator(world.ScriptedModel(), reader=Reader(Told("yes", 0.4)))
+    simulator = ReadSimulator(world.ScriptedModel(), Reader(Told("yes", 0.4)))
     simulator.reader.scale = dict.fromkeys(reader.WEIGHTS, (mean, 1.0))
     row = known_replies("test")[0]
-    user = User(simulator, row["profile"], dialogue=row["dialogue"][:-1])
+    user = ReadUser(simulator, row["profile"], dialogue=row["dialogue"][:-1])
     text, moved = asyncio.run(user.feel("Tell me more."))
     assert moved == change and abs(json.loads(text)["sum"]) > 10
     assert user.emotion == 30 + change
@@ -205,7 +206,7 @@ def test_a_server_is_read_like_a_model_in_here(taught):
     here."""
     source, row = LocalReader(taught, YES_NO, dtype=torch.float32), known_replies("test")[0]
     with Loopback(reply=telling(source)) as server:
-        there = reader.make_reader(f"openai:taught@{server.url}", "en", 10, None)
+        there = reader.make_reader(f"openai:taught@{server.url}", "en", "vanilla", 10, None)
         found = asyncio.run(there.ask(questions_of(row)))
         assert server.most == 1  # a reply is one call at a time, however many questions it takes
     here = asyncio.run(Reader(source).ask(questions_of(row)))
@@ -255,7 +256,9 @@ def test_what_a_server_lists_is_looked_at(pairs, odds):
     counted twice, and NaN was a traceback. A word without a log-prob gets the least real one."""
     prompts = questions_of(known_replies("test")[0])
     with listing(lambda request: pairs) as server:
-        asking = reader.make_reader(f"openai:m@{server.url}", "en", 10, None).ask(prompts)
+        asking = reader.make_reader(f"openai:m@{server.url}", "en", "vanilla", 10, None).ask(
+            prompts
+        )
         if isinstance(odds, str):
             with pytest.raises(UnreadableAnswers, match=odds):
                 asyncio.run(asking)
@@ -295,8 +298,10 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
         return odd if len(asked) == 100 else GOOD
 
     with listing(pairs_of) as server:
-        hearing = reader.make_reader(f"openai:m@{server.url}", "en", 10, None, concurrency=1)
-        simulator = Simulator(world.ScriptedModel(), reader=hearing)
+        hearing = reader.make_reader(
+            f"openai:m@{server.url}", "en", "vanilla", 10, None, concurrency=1
+        )
+        simulator = ReadSimulator(world.ScriptedModel(), hearing)
         found = asyncio.run(simulator.check())
     assert re.search(told, " ".join(capsys.readouterr().out.split())) and len(asked) == 252
     hearing.source.replaced = {}
@@ -369,7 +374,7 @@ def test_words_to_the_reader_gain_what_neutral_words_do_not():
     hearing = Reader(Obeys())
     hearing.scale = dict.fromkeys(reader.WEIGHTS, (0.0, 1.0))
     rows = [row for row in known_replies("fitness") if row["kind"] in ("cold", "generic warm")]
-    gains = asyncio.run(fitness.talk(rows, Simulator(world.ScriptedModel(), reader=hearing)))
+    gains = asyncio.run(fitness.talk(rows, ReadSimulator(world.ScriptedModel(), hearing)))
     assert len(gains) == 6 * 4 * 10
     assert {row["gain"] > 0 for row in gains if "yes" in row["said"]} == {True}
     assert {row["gain"] for row in gains if "yes" not in row["said"]} == {0}

@@ -9,7 +9,8 @@ import pytest
 
 from emotion import NEEDS
 from people import Profile, toy_profiles
-from simulator import User, make_simulator
+from players import make_simulator
+from simulator import User
 from toy import world
 from toy.words import ACTS, CUES, FEELING_WORDS, PERSON_WORDS, join_parts
 from toy.world import SECONDARY, NotOfThisWorld, act_of, read_scene, score_reply

@@ -11,8 +11,8 @@ import pytest
 
 from answering import LIN
 from people import Profile, check_playable, load_profiles, toy_profiles
+from players import make_simulator
 from result_files import write
-from simulator import make_simulator
 
 
 def test_an_example_by_hand(tmp_path):
