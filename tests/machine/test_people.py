@@ -76,7 +76,8 @@ def test_a_persona_in_both_files_is_said(tiny_dir, tmp_path, capfd):
     """Of 100 released test users 54 have a training persona: not refused, but no news either."""
     rows = world.profiles("train", 4)
     files = write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.jsonl", {**rows[0], "id": "b"})
-    text = output_of(capfd, 0, go, tiny_dir, tmp_path / "out", "--steps", 0, "--profiles", *files)
+    assert go(tiny_dir, tmp_path / "out", "--steps", 0, "--profiles", *files) == 0
+    text = capfd.readouterr().out
     assert "warning: 1 personas are both trained on and held out" in text
 
 
