@@ -113,9 +113,8 @@ def submission(tmp_path, file, change=lambda text: text):
         (
             "import gc, pytest\n"
             "    for one in gc.get_objects():\n"
-            "        if type(one) is pytest.Session: del one.items[1:]\n"
-            "    return torch.tensor([-1.0, 1.0]) / 2**0.5",
-            "",
+            "        if type(one) is pytest.Session: del one.items[1:]",
+            "did not run to its end",
         ),
     ],
 )
@@ -124,7 +123,8 @@ def test_who_ends_pytest_earns_nothing(body, said, tmp_path):
     name = "group_advantages"
 
     def change(text):
-        return put(text, name, f"{written(text, name).split(':' + chr(10))[0]}:\n    {body}")
+        head, rest = written(text, name).split(":\n", 1)
+        return put(text, name, f"{head}:\n    {body}\n{rest}")
 
     row = graded(submission(tmp_path, "grpo.py", change), "groups")["groups"]
     assert row["points"] == "0" and said in row["result"]
