@@ -195,7 +195,7 @@ def write_model(directory, model, weights, tokenizer):
     # a word, and find no tokenizer. Version 5 reads the old names, too.
     path = directory / "config.json"
     config = read_json(path)
-    rope = config.get("rope_parameters", {})
+    rope = config.get("rope_parameters") or {}
     if "rope_theta" in rope:  # else the model has no RoPE, or several for several kinds of layers
         scaling = rope if rope["rope_type"] != "default" else None
         write_json(path, config | {"rope_theta": rope["rope_theta"], "rope_scaling": scaling})
