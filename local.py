@@ -4,7 +4,7 @@ behind a user or a judge (LocalModel), a model whose next word is read (LocalRea
 
 from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer
 from support.chat_format import ChatFormat
-from support.errors import BadInput, BadModel, PromptRefused, naming, one_line
+from support.errors import BadInput, BadModel, PromptRefused, naming
 from support.loading import (
     best_device,
     directory_of,
@@ -52,11 +52,9 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
         limits = {"context": context, "dtype": torch.bfloat16, "memory_share": 0.9}
         return VllmEngine(path, chat.stop_id, temperature, **limits), chat, context
     engine = TorchEngine(model, chat.stop_id, temperature, share=True)
-    try:  # two tokens: some architectures do not take the engine's cache, or its mask
+    # two tokens: some architectures do not take the engine's cache, or its mask
+    with naming(f"{prefix}{path}: cannot be sampled from"):
         asyncio.run(engine.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
-    except Exception as error:  # transformers may raise any kind for an unusual architecture
-        why = f"{type(error).__name__} {one_line(error)}"
-        raise BadModel(f"{prefix}{path}: cannot be sampled from: {why}") from None
     return engine, chat, context
 
 
@@ -130,10 +128,7 @@ class LocalReader:
             tokens = {ids[0] for ids in map(self.chat.text, words) if len(ids) == 1}
             if len(tokens) < len(words):
                 raise BadModel(f"{' and '.join(words)} must be a token each")
-            try:  # some architectures do not take this mask
-                self.forward(["Is it?", "Is it not?"], 1)
-            except Exception as error:  # transformers may raise any kind
-                raise BadModel(one_line(error)) from None
+            self.forward(["Is it?", "Is it not?"], 1)  # some architectures do not take this mask
 
     async def likeliest(self, prompts, count):
         """The `count` likeliest tokens behind each of `prompts`, which begin alike: a list of

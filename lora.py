@@ -198,13 +198,13 @@ class AdapterView:
 def write_peft(directory, adapters, cfg):
     """Write the policy's adapters in the format of the package peft, in a folder of their own. If
     they stood beside config.json, transformers would silently add them to the merged weights."""
-    tensors = {}
-    for name, tensor in adapters.items():
-        if name.endswith(".policy"):
-            # policy.model.model.layers.0.mlp.up_proj.lora_A.policy becomes
-            # base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
-            bare = name.removeprefix("policy.").removesuffix("policy")
-            tensors[f"base_model.{bare}weight"] = tensor
+    # policy.model.model.layers.0.mlp.up_proj.lora_A.policy becomes
+    # base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
+    tensors = {
+        f"base_model.{name.removeprefix('policy.').removesuffix('policy')}weight": tensor
+        for name, tensor in adapters.items()
+        if name.endswith(".policy")
+    }
     directory.mkdir()
     save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
     write_json(
@@ -215,8 +215,6 @@ def write_peft(directory, adapters, cfg):
             "base_model_name_or_path": cfg.model,
             "r": cfg.lora_rank,
             "lora_alpha": cfg.lora_alpha,
-            "lora_dropout": 0.0,
-            "bias": "none",
             "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         },
     )

@@ -9,8 +9,15 @@ when its weights are not in memory.
 
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
-from support.errors import BadModel, naming, one_line
-from support.loading import best_device, load_model, load_tensors, stop_ids
+from support.errors import CannotWrite, naming
+from support.loading import (
+    best_device,
+    load_model,
+    load_tensors,
+    load_tokenizer,
+    stop_ids,
+    write_model,
+)
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
@@ -24,6 +31,7 @@ from support.ranks import (
     world_size,
 )
 
+import copy
 import os
 from functools import partial
 from operator import attrgetter
@@ -124,7 +132,9 @@ class Models:
             load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
 
         # 5. A first sync, where one is needed, and a trial of sampling and scoring.
-        try:
+        # memory and other ranks say nothing about the model
+        others = torch.OutOfMemoryError, torch.distributed.DistError
+        with naming(f"--model {cfg.model}: cannot be trained", others):
             if cfg.engine == "vllm":
                 # Sleep and wake once before the first rollout, so that a failure shows at once.
                 self.engine.sleep()
@@ -132,12 +142,6 @@ class Models:
             elif saved and cfg.lora_rank:
                 self.sync()  # the engine has the base only, without the checkpoint's adapters
             self.probe(32)
-        except (torch.OutOfMemoryError, torch.distributed.DistError):
-            raise  # says nothing about the model
-        except Exception as error:  # transformers may raise any kind for an unusual architecture
-            raise BadModel(
-                f"--model {cfg.model}: cannot be trained: {type(error).__name__} {one_line(error)}"
-            ) from None
 
     # ----------------------------------------------------------------------- step 3 of __init__
 
@@ -244,14 +248,20 @@ class Models:
         return partial(self.write, weights=weights, saved=saved)
 
     def write_trial(self, directory):
-        """`write` one small tensor, only to see whether a checkpoint can be written."""
+        """`write` one small tensor and read the rest back as a resume will: to see whether a
+        checkpoint can be written, and is the same model's. Raises CannotWrite."""
         self.write(directory, {"small": torch.zeros(1)}, {"adapters": {}})
+        load_tensors(directory / "trainer.pt")
+        chat = copy.copy(self.chat)
+        chat.tokenizer = load_tokenizer(directory)
+        chat.check_pieces()
+        if {chat.stop_id, *stop_ids(directory)} != chat.stop_ids:
+            raise CannotWrite("read back, it has other stop tokens")
 
     def write(self, directory, weights, saved):
         """Write the files of a checkpoint, except those of `RunDir.write_whole`. weights: of the
         policy, {name: tensor}; saved: everything else."""
-        self.policy.model.save_pretrained(directory, state_dict=weights)
-        self.tokenizer.save_pretrained(directory)
+        write_model(directory, self.policy.model, weights, self.tokenizer)
         torch.save(saved, directory / "trainer.pt")
         if self.cfg.lora_rank:
             write_peft(directory / "adapter", saved["adapters"], self.cfg)

@@ -109,11 +109,13 @@ def users_of_run(paths, held_out, simulator_name):
 
         --profiles       to train on       held out
         none             the toy's 500     the toy's held-out users
-        one file         the rest          its last fifth, at least one user
+        one file         the rest          a fifth of its personas, drawn evenly over the needs
         two files        the first file    the second file
 
-    Raises BadInput, also for two files that share users: a score on training users says nothing
-    about others."""
+    One file is not cut at its end: sorted by need, it would hold out one need alone. Its personas
+    are drawn with a fixed seed, and no user whose persona is held out is trained on: a score on
+    training users says nothing about others. Raises BadInput, also for two files that share
+    users."""
     if not paths:
         if simulator_name not in SCRIPTED:  # the toy's users are for the scripted ones alone
             raise BadInput(
@@ -124,31 +126,34 @@ def users_of_run(paths, held_out, simulator_name):
         return toy_profiles("train"), toy_profiles("heldout", held_out)
     if len(paths) > 2:
         raise BadInput("--profiles takes one file, or two: for training and held out")
-    train, *others = [load_profiles(path) for path in paths]
-    if others:
-        test = others[0][:held_out]
-    else:
-        count = min(held_out, max(1, len(train) // 5))
-        train, test = train[:-count], train[-count:]
+    train, *test = map(load_profiles, paths)
+    test = sum(test, [])
+    if not test:
+        mixed = random.Random(0).sample(train, len(train))
+        # every fifth persona, sorted by need: so they are of all needs
+        personas = list({user.player: 0 for user in sorted(mixed, key=lambda user: user.need)})
+        drawn = personas[:: max(5, -(-len(train) // held_out))]
+        test = [user for user in train if user.player in drawn]
+        train = [user for user in train if user.player not in drawn]
+    shared = {user.id for user in train} & {user.id for user in test}
+    test = test[:held_out]
     check_playable(simulator_name, train + test)
-    shared = {profile.id for profile in train} & {profile.id for profile in sum(others, [])}
     if shared or not train:
-        problem = f"user {min(shared)!r} is in both" if shared else "one profile is too few"
         raise BadInput(
-            f"--profiles {' '.join(paths)}: {problem}; users to train on and users held out must "
-            "be different people"
+            f"--profiles {' '.join(paths)}: users to train on and users held out must be different "
+            f"people, of two personas or more; in both: {', '.join(sorted(shared)[:5]) or 'nobody'}"
         )
     return train, test
 
 
 def refuse_other_heldout(out, users):
     """Raise BadInput if there is a run in `out` that held out other users than these `users`: its
-    profiles have changed."""
+    profiles have changed, or it is of a version that held out the last users of a file."""
     ids = [profile.id for profile in users]
     if read_json(out / "heldout.json").get("ids", ids) != ids:
         raise BadInput(
-            f"{out}: the profiles have changed since the run began, so other users would be held "
-            "out"
+            f"{out}: the profiles have changed since the run began, or an earlier version began it, "
+            "so other users would be held out; start a new run"
         )
 
 
@@ -177,8 +182,8 @@ def profiles_of_step(people, count, seed, step):
 def known_replies(used):
     """The rows of prompts/replies.jsonl that are `used` for "weights", "test" or "fitness", each
     with the "profile" of the person who hears it, and the "dialogue" that ends with it."""
-    people = toy_profiles("train") + toy_profiles("heldout")
-    people += load_profiles(PROMPTS / "profiles" / "en_test.jsonl")
+    written = load_profiles(PROMPTS / "profiles/en_test.jsonl")
+    people = toy_profiles("train") + toy_profiles("heldout") + written
     profiles = {profile.id: profile for profile in people}
     rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] == used]
     for row in rows:

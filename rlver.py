@@ -149,6 +149,9 @@ def begin(cfg, run):
     simulator = simulator_of_run(cfg, run.calls, run.clock)
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
     refuse_other_heldout(run.path, heldout)
+    # as in the released files: such users are new in their story alone
+    if both := {user.player for user in users} & {user.player for user in heldout}:
+        run.tell(f"warning: {len(both)} personas are both trained on and held out")
     checkpoint = run.enter()
     # Before the first dialogue: a wrong key or model shows at once.
     if cfg.reader or cfg.simulator not in SCRIPTED:
@@ -163,8 +166,7 @@ def begin(cfg, run):
     state = run.begin(checkpoint, heldout)
     ranks.barrier()
     if run.first:
-        sizes = len(users), len(heldout), ranks.world_size()
-        print_head(cfg, run.path, *sizes, state["step"])
+        print_head(cfg, run.path, len(users), len(heldout), ranks.world_size(), state["step"])
     return simulator, users, heldout, models, distance, state
 
 

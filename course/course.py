@@ -21,7 +21,7 @@ typical mistakes. This file is the command line.
 
 from patches import exercises
 from support.command_line import Parser, above_zero, natural, positive
-from support.errors import BadInput
+from support.errors import explain
 
 import sys
 from pathlib import Path
@@ -38,12 +38,10 @@ def main(argv=None):
     args = make_parser().parse_args(argv)
     try:
         return run(args)
-    except BadInput as error:
-        print(f"course.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        return 130
+    except (Exception, KeyboardInterrupt) as error:
+        code, message = explain(error, program="course.py")
+        print(message, file=sys.stderr)
+        return code
 
 
 def run(args):

@@ -5,6 +5,10 @@ All exercises of a student are tried in one run. Those whose tests did not all p
 again, each alone, with all other functions correct. So an endless loop, an exit or an error in a
 submission costs its own exercise and no other. This is no sandbox: the code runs with the rights of
 the person who grades.
+
+The project's own functions are tried first. If they do not pass here, nobody is graded: right
+answers would not pass either. And what they reported is what each submission must report: a test
+that is not in its report has not passed.
 """
 
 from patches import ROOT
@@ -14,13 +18,14 @@ import ast
 import contextlib
 import csv
 import functools
-import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
+import warnings
 import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,6 +35,62 @@ from surgery import transplant
 
 # Python 3.11 may raise SystemError where two threads parse at the same time.
 PARSING = threading.Lock()
+# ------------------------------------------------------------------------------ where tests are run
+
+# A graded process gets these variables, and of the teacher's shell only those in KEPT. Any other
+# one could change a grade: PYTEST_ADDOPTS selects tests, PYTHONOPTIMIZE takes the asserts out of
+# the project, PYTHONPATH and PYTEST_PLUGINS bring other code in, a proxy is asked for 127.0.0.1.
+KEPT = ("PATH", "HOME", "LD_LIBRARY_PATH")  # to find Python's packages and the libraries of torch
+FIXED = {
+    "CUDA_VISIBLE_DEVICES": "",  # the same numbers as on a machine without a GPU
+    "OMP_NUM_THREADS": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # installed plugins shuffle tests, or run a part of them
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "PYTHONUTF8": "1",
+}
+
+# files of a control group: microseconds that may be used in each period, and the period
+QUOTA = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+
+
+def processors(root=Path("/")):
+    """How many processors this process may use, at least 1: those of its CPU affinity, or fewer if
+    a control group (a container's, a batch job's) has a smaller share of time. `os.cpu_count` has
+    those of the whole machine: more processes than processors, and right answers run out of time.
+    root: where the system's files are."""
+    count, groups = os.cpu_count(), root / "sys/fs/cgroup"
+    with contextlib.suppress(AttributeError, OSError):  # macOS; Linux without control groups
+        count = len(os.sched_getaffinity(0))
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            own = line.split(":", 2)[2].strip("/")
+            for group in (groups / own, groups / "cpu" / own):  # version 2, version 1
+                for place in (group, *group.parents):  # none has more than those above it
+                    text = " ".join(f.read_text() for name in QUOTA for f in place.glob(name))
+                    if numbers := re.match(r"(\d+)\s+(\d+)", text):  # not "max", not -1
+                        count = min(count, int(numbers[1]) // int(numbers[2]))
+    return max(1, count)
+
+
+PROCESSORS = processors()
+FREE = threading.Semaphore(PROCESSORS)
+NEXT = threading.Lock()  # of the one who waits for processors: whoever needs all gets them, too
+
+
+@contextlib.contextmanager
+def taking(count):
+    """A context that has `count` of the PROCESSORS; with all of them it runs with nothing beside
+    it."""
+    with NEXT:
+        for _ in range(count):
+            FREE.acquire()
+    try:
+        yield
+    finally:
+        FREE.release(count)
+
+
+# ---------------------------------------------------------------------------------------- the grades
 
 
 def grade(places, chosen, limit, csv_name=None):
@@ -40,10 +101,14 @@ def grade(places, chosen, limit, csv_name=None):
     homes = {place: home_of(place, files) for place in places}  # first: it may raise
     possible = sum(exercise["points"] for exercise in chosen.values())
     all_points = True
-    with workers() as pool, open_csv(csv_name) as csv_file:
+    # after Ctrl-C `map` starts no further process
+    with ThreadPoolExecutor(PROCESSORS) as pool, open_csv(csv_name) as csv_file:
+        cases = cases_of(chosen)  # may raise: an earlier table is still there
+        if csv_name:
+            csv_file.truncate(0)
         rows = csv.writer(csv_file)
         rows.writerow(["submission", "exercise", "points", "of", "result"])
-        grade_one = functools.partial(grade_student, chosen, limit)
+        grade_one = functools.partial(grade_student, chosen, cases, limit)
         for place, problems in zip(homes, pool.map(grade_one, homes.values())):
             print(f"\n{place}")
             earned = 0
@@ -70,47 +135,63 @@ def home_of(place, files):
 
 
 def open_csv(name):
-    """The CSV file `name`, or, without a name, one that keeps nothing. Raises BadInput."""
+    """The CSV file `name` as it is, or, without a name, one that keeps nothing. Raises BadInput."""
     try:
-        return open(name or os.devnull, "w", newline="", encoding="utf-8")
+        return open(name or os.devnull, "a", newline="", encoding="utf-8")
     except OSError as error:
         raise BadInput(f"--csv {name}: cannot be written ({error.strerror})") from None
 
 
-def grade_student(chosen, limit, home):
+def cases_of(chosen):
+    """{exercise: the names of the cases of its tests}, as the project's own functions report them.
+    Raises BadInput if one of them does not pass."""
+    failure, reported = run_pytest(chosen, {}, set(), None)
+    if problem := what_failed(failure, reported):
+        raise BadInput(
+            f"nobody can be graded here, because the project's own functions fail: {problem}; "
+            "pip install -r requirements-dev.txt, or repair the project"
+        )
+    cases = {}
+    for name, exercise in chosen.items():
+        tests = [name_of(test) for test in exercise["tests"]]
+        cases[name] = {case for case in reported if case.split("[")[0] in tests}
+    return cases
+
+
+def grade_student(chosen, cases, limit, home):
     """Grade the submission in the directory `home`: [of each chosen exercise "" or what is wrong,
-    in one line]."""
-    passed = passed_together(chosen, limit, home)
+    in one line]. cases: of `cases_of`."""
+    passed = passed_together(chosen, cases, limit, home)
     return [
-        "" if name in passed else grade_exercise(home, limit, name, exercise)
+        "" if name in passed else grade_exercise(home, limit, name, exercise, cases[name])
         for name, exercise in chosen.items()
     ]
 
 
-def passed_together(chosen, limit, home):
+def passed_together(chosen, cases, limit, home):
     """The names of the exercises whose tests all pass when all functions of the submission stand in
     one project; an empty set if that run hung or broke."""
     changed, taken = {}, []  # {file: text}, the exercises whose functions are there
     for name, exercise in chosen.items():
-        file = exercise["file"]
-        with contextlib.suppress(OSError, SyntaxError, ValueError, BadInput):
-            theirs = (home / file).read_text(encoding="utf-8-sig")
-            ours = changed.get(file) or (ROOT / file).read_text(encoding="utf-8")
-            with PARSING:
-                changed[file] = transplant(ours, theirs, exercise["functions"])
+        with contextlib.suppress(Exception):
+            changed |= answered(home, exercise, changed)
             taken.append(name)
-    with tempfile.TemporaryDirectory(prefix="exercises-") as scratch:
-        place = Path(scratch) / "project"
-        copy_project(place, chosen, changed)
-        _, cases = run_pytest(place, 2 * limit)
-    results = {}  # {test: [did this case of it pass?]}
-    for test, problem in cases:
-        results.setdefault(test, []).append(problem is None)
-    return {
-        name
-        for name in taken
-        if all(all(results.get(name_of(test), [False])) for test in chosen[name]["tests"])
-    }
+    with taking(1):
+        _, reported = run_pytest(chosen, changed, set(), 2 * limit)
+    passed = {case for case, problems in reported.items() if not problems}
+    return {name for name in taken if cases[name] and cases[name] <= passed}
+
+
+def answered(home, exercise, changed):
+    """{file: its text, or that in `changed`, with the functions of the submission in `home`}. What
+    an editor did to a file costs no points: a mark at its beginning, other line ends, and, in a
+    comment say, bytes that are no UTF-8."""
+    file = exercise["file"]
+    theirs = (home / file).read_text(encoding="utf-8-sig", errors="replace")
+    ours = changed.get(file) or (ROOT / file).read_text(encoding="utf-8")
+    with PARSING, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # with PYTHONWARNINGS=error "\d" would be a syntax error
+        return {file: transplant(ours, theirs, exercise["functions"])}
 
 
 def name_of(test):
@@ -118,70 +199,84 @@ def name_of(test):
     return test.replace(".py::", ".")
 
 
-def grade_exercise(home, limit, name, exercise):
+def grade_exercise(home, limit, name, exercise, cases):
     """Grade one exercise of the submission in the directory `home`. Returns "" or what is wrong, in
     one line."""
-    file = exercise["file"]
     try:
-        theirs = (home / file).read_text(encoding="utf-8-sig")
-        ours = (ROOT / file).read_text(encoding="utf-8")
-        with PARSING:
-            text = transplant(ours, theirs, exercise["functions"])
-    except (OSError, SyntaxError, ValueError, BadInput) as error:
-        # one bad file must not stop the grading of all submissions
-        return f"{file}: {type(error).__name__}: {error}"
-    problem = try_out(name, exercise, {file: text}, limit)
+        changed = answered(home, exercise, {})
+    except Exception as error:
+        # One bad file must not stop the grading of all submissions. (Python has RecursionError and
+        # MemoryError, too, for an expression that is nested too deep.)
+        return f"{exercise['file']}: {type(error).__name__}: {error}"
+    problem = try_out(name, exercise, changed, cases, limit)
     return "not done" if f"NotImplementedError: exercise {name}:" in problem else problem
 
 
-def try_out(name, exercise, changed, limit):
+def try_out(name, exercise, changed, cases, limit):
     """Run the tests of one exercise on a copy of the project in which the scripts in `changed`
-    {file: text} stand in place of its own. Returns "" if all pass, or what went wrong."""
-    with tempfile.TemporaryDirectory(prefix=f"exercise-{name}-") as scratch:
-        place = Path(scratch) / "project"
-        copy_project(place, {name: exercise}, changed)
-        return run_tests(place, limit)
+    {file: text} stand in place of its own. Returns "" if all `cases` pass, or what went wrong. If
+    nothing is reported, the tests are run once more with nothing beside them: others may have taken
+    the time, or the memory."""
+    for count in (1, PROCESSORS):
+        with taking(count):
+            failure, reported = run_pytest({name: exercise}, changed, cases, limit, "-x")
+        if reported:
+            break
+    return what_failed(failure, reported)
 
 
-def run_tests(place, limit):
-    """Run the tests of the copy at `place` with pytest. Returns "" if all passed, or what went
-    wrong, in one line."""
-    failure, cases = run_pytest(place, limit, "-x")
-    for test, problem in cases:
-        if problem is not None:
-            name = test.partition(".")[2]
-            parts = [name[:70], about(test), reason_of(problem)[:90]]
+def what_failed(failure, reported):
+    """What `run_pytest` returned, in one line: the first test that failed, or the `failure`."""
+    for case, problems in reported.items():
+        for problem in problems:
+            test = case.split("[")[0]
+            parts = [test.partition(".")[2][:70], about(test), reason_of(problem)[:90]]
             return ": ".join(part for part in parts if part)
     return failure
 
 
-def run_pytest(place, limit, *flags):
-    """Run pytest in the copy at `place`. Returns (what went wrong with the run itself, or "",
-    [(FILE.NAME of a test, its <failure>, <error> or <skipped>, or None)]). A function that ends the
-    process leaves no report, so the tests have passed only if report and exit code both say so."""
-    report = place / "report.xml"
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *flags]
-    try:
-        done = subprocess.run(
-            [sys.executable, *words, "tests"],
-            cwd=place,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=limit,
-        )
-    except subprocess.TimeoutExpired:
-        return f"no end within {limit:g} s", []
-    if not report.is_file():
-        return f"the process ended itself (exit code {done.returncode})", []
-    cases = []
-    for case in xml.parse(report).iter("testcase"):
-        file = (case.get("classname") or "").rpartition(".")[2]
-        test = f"{file}.{(case.get('name') or '').split('[')[0]}"
+def run_pytest(chosen, changed, cases, limit, *flags):
+    """Run the tests of the `chosen` exercises on a copy of the project with the scripts in `changed`
+    {file: text}. Returns (what went wrong with the run itself, or "", {FILE.NAME[PARAMETERS] of a
+    case: its <failure>, <error> or <skipped>}).
+
+    A function can end the process, or pytest alone with exit code 0. So the tests have passed only
+    if the exit code says so and all `cases` are in the report."""
+    with tempfile.TemporaryDirectory(prefix="exercises-") as scratch:
+        place = Path(scratch) / "project"
+        copy_project(place, chosen, changed)
+        words = "-m pytest -qq -c pytest.ini --rootdir . -p no:cacheprovider tests".split()
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        try:
+            # output goes to a file: the end of a pipe would be that of all that the tests started
+            with open(place / "output.txt", "wb") as file:
+                done = subprocess.run(
+                    [sys.executable, *words, "--junitxml=report.xml", *flags],
+                    cwd=place,
+                    env={**kept, **FIXED, "TMPDIR": scratch},
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    timeout=limit,
+                )
+        except subprocess.TimeoutExpired:
+            return f"no end within {limit:g} s", {}
+        text = (place / "output.txt").read_text(encoding="utf-8", errors="replace")
+        last = re.split(r"[\r\n]+!* *", text.strip("!\n "))[-1][:90]
+        said = f"(exit code {done.returncode}): {last}".rstrip(": ")
+        try:
+            tree = xml.parse(place / "report.xml")
+        except (OSError, xml.ParseError):
+            return f"the process ended itself {said}", {}
+    failure, reported = "", {}
+    for case in tree.iter("testcase"):
+        name = f"{(case.get('classname') or '').rpartition('.')[2]}.{case.get('name')}"
         problems = [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]
-        cases.append((test, problems[0] if problems else None))
-    return f"the tests did not run (exit code {done.returncode})" if done.returncode else "", cases
+        reported.setdefault(name, []).extend(problems)
+    missing = cases - reported.keys()
+    if missing or done.returncode:
+        failure = f"{min(missing, default='pytest')} did not run to its end {said}"
+    return failure, reported
 
 
 def about(test):
@@ -209,16 +304,3 @@ def reason_of(problem):
         errors = [line[1:].strip() for line in problem.text.split("\n") if line.startswith("E ")]
         return errors[-1] if errors else reason
     return reason
-
-
-@contextlib.contextmanager
-def workers():
-    """A pool with one thread per core, each of which waits for one process. After Ctrl-C no further
-    process is started. Raises BadInput without pytest, because then right answers would fail."""
-    if importlib.util.find_spec("pytest") is None:
-        raise BadInput("pytest is missing; pip install -r requirements-dev.txt")
-    pool = ThreadPoolExecutor(os.cpu_count())
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -5,9 +5,10 @@ solution, and on the wrong answers of wrong_answers.toml. Only the solution may 
 from patches import ROOT, exercises, plural, read_toml, replaced
 
 import ast
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from grading import try_out, workers
+from grading import PROCESSORS, cases_of, try_out
 from handouts import stubs_of
 from surgery import find, put, text_of
 
@@ -29,19 +30,20 @@ def matrix(chosen, limit):
     """Run the tests of every exercise on all of its Trials, and print a line for each. limit:
     seconds for one of them. True if only the solutions pass."""
     todo = trials(chosen)
+    cases = cases_of(chosen)
     unexpected = []
     last_name = None
 
     def run_trial(trial):
-        return try_out(trial.exercise, chosen[trial.exercise], trial.changed, limit)
+        name = trial.exercise
+        return try_out(name, chosen[name], trial.changed, cases[name], limit)
 
-    with workers() as pool:
+    with ThreadPoolExecutor(PROCESSORS) as pool:
         for trial, problem in zip(todo, pool.map(run_trial, todo)):
             if trial.exercise != last_name:
                 print(f"\n{trial.exercise}: {chosen[trial.exercise]['title']}")
                 last_name = trial.exercise
-            passed = problem == ""
-            as_expected = passed == (trial.answer in (SOLVED, ALONE))
+            as_expected = (problem == "") == (trial.answer in (SOLVED, ALONE))
             if not as_expected:
                 unexpected.append(f"{trial.exercise}, {trial.answer}")
             prefix = "" if as_expected else "NO: "

@@ -1,8 +1,9 @@
 """surgery.py - find a function in a module's text, cut it out, and put another one in.
 
 The scripts of the project carry no markers: a function is found by its name (`gae`, `Agent.reply`)
-with `ast`, and what is cut and put in are whole lines of text, so that comments and layout stay as
-they are.
+with `ast`, and what is cut out of it are whole lines of text, so that comments and layout stay as
+they are. What is taken from a student's file is written anew from its tree: lines that are indented
+by tabs would not fit into ours, and those of a string would be moved.
 """
 
 from support.errors import BadInput
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
+ADDITIONS = (*FUNCTIONS, *IMPORTS, ast.ClassDef, ast.Assign, ast.AnnAssign)
 
 
 # ------------------------------------------------------------------------- one function of a module
@@ -34,9 +36,8 @@ def find(tree, name):
 
 def lines_of(node):
     """The lines of a node, decorators included, as a slice of the list of all lines."""
-    decorators = getattr(node, "decorator_list", [])
-    first = min([node.lineno, *[decorator.lineno for decorator in decorators]])
-    return slice(first - 1, node.end_lineno)
+    first = (getattr(node, "decorator_list", None) or [node])[0]
+    return slice(first.lineno - 1, node.end_lineno)
 
 
 def text_of(source, node):
@@ -94,10 +95,10 @@ def transplant(source, theirs, names):
         node = find(their_tree, name)
         if node is None:
             raise BadInput(f"{name} is not there")
-        function_texts[name] = text_of(theirs, node)
+        function_texts[name] = ast.unparse(node)
 
     our_names = set().union(*map(names_bound, our_tree.body))
-    helpers = needed(additions(their_tree, theirs, our_names), function_texts.values())
+    helpers = needed(additions(their_tree, our_names), function_texts.values())
     # helpers stand above the function, or the class, that uses them
     top_name = names[0].split(".")[0]
     top_node = next(node for node in our_tree.body if getattr(node, "name", None) == top_name)
@@ -122,23 +123,16 @@ class Addition(NamedTuple):
     text: str
 
 
-def additions(tree, text, our_names):
+def additions(tree, our_names):
     """The imports, functions, classes and assignments of a student's file that bind none of the
     names in our file. An import of several names is reduced to the new ones."""
     new = []
     for node in tree.body:
         if isinstance(node, IMPORTS):
             node.names = [alias for alias in node.names if imported_name(alias) not in our_names]
-            if node.names:
-                new.append(Addition(names_bound(node), ast.unparse(node)))
-        elif names_bound(node) & our_names:
-            continue
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            # only the statement: another one may stand on its line, after a semicolon
-            segment = ast.get_source_segment(text, node)
-            new.append(Addition(names_bound(node), segment or text_of(text, node)))
-        elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            new.append(Addition(names_bound(node), text_of(text, node)))
+        bound = names_bound(node)
+        if isinstance(node, ADDITIONS) and bound and not bound & our_names:
+            new.append(Addition(bound, ast.unparse(node)))
     return new
 
 

@@ -59,6 +59,11 @@ class ChatFormat:
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args = template_args or {}
+        if not tokenizer.is_fast:
+            raise BadModel(
+                f"a {type(tokenizer).__name__} is written in Python, and has no tokenizer.json; take "
+                "a model with a byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
+            )
         # `split_special_tokens` is not enough: it leaves added tokens that are not special, such as
         # </think> of Qwen3. And some files ask for truncation or padding.
         as_stored = json.loads(tokenizer.backend_tokenizer.to_str())

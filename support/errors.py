@@ -82,12 +82,17 @@ class SelfCheckFailed(RunError, RuntimeError):
 
 
 @contextmanager
-def naming(model):
-    """A context that puts the name of a model in front of the message of a BadModel."""
+def naming(model, others=()):
+    """A context that raises BadModel, with the name of a model in front, for each exception but
+    those of the classes `others`. transformers, safetensors, tokenizers and jinja have exceptions
+    of their own, and an unusual model may raise any kind; here all mean that it cannot be used."""
     try:
         yield
-    except BadModel as error:
-        raise BadModel(f"{model}: {error}") from None
+    except others:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, BadInput) else f"{type(error).__name__} "
+        raise BadModel(f"{model}: {kind}{one_line(error)}") from None
 
 
 def one_line(error):

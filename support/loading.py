@@ -1,11 +1,12 @@
-"""support/loading.py - a model and its tokenizer.
+"""support/loading.py - a model and its tokenizer, from a directory and into one.
 
 A model that cannot be trained here is refused while loading, in one line: a directory without
-weights, a tokenizer without a chat template, layers that do not attend to all earlier tokens,
-logits that are not the output of the last layer.
+weights, with adapters or with quantized weights, a tokenizer without a chat template, layers that
+do not attend to all earlier tokens, logits that are not the output of the last layer.
 """
 
-from support.errors import BadModel, one_line
+from support.errors import BadModel, CannotWrite, naming
+from support.files import read_json, write_json
 
 import ctypes
 import re
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
 
 def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
@@ -33,26 +35,35 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     With dropout the same tokens would get other log-probs on every pass, and the first ratio would
     not be 1.
 
-    Raises BadModel if something is missing or damaged, and for the architectures that this code
-    would compute wrongly: those with sliding windows, those whose rows depend on each other, and
-    the few that scale or cap their logits after the output layer (see `check_model`).
+    Raises BadModel if something is missing or damaged, if the weights are quantized or are not
+    those of the configuration, and for the architectures that this code would compute wrongly:
+    those with sliding windows, those whose rows depend on each other, and the few that scale or cap
+    their logits after the output layer (see `check_model`).
     """
     from transformers import AutoModelForCausalLM, GenerationConfig, logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    try:
+    with naming(f"{prefix}{path}"):
         directory = directory_of(path)
+        # Quantized weights have no gradient, or are written as other weights than were read. Some
+        # kinds are loaded only if a package is there, others as if they were not quantized.
+        if read_json(directory / "config.json").get("quantization_config"):
+            raise BadModel("its weights are quantized; take the model that they were made from")
         tokenizer = load_tokenizer(directory)
         model, loading_info = AutoModelForCausalLM.from_pretrained(
             directory,
             attn_implementation="sdpa",
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below
             dtype=dtype or "auto",
         )
-        if loading_info["missing_keys"]:  # transformers would make them up at random
-            raise BadModel(f"its weights lack {sorted(loading_info['missing_keys'])[0]}")
+        # transformers makes up at random what is missing, and leaves out what it does not know: the
+        # head of a reward model, layers or biases that config.json does not have.
+        for problem, names in loading_info.items():
+            for name in sorted(names):
+                raise BadModel(f"its weights do not fit its config.json: {problem}: {name}")
         check_model(model, tokenizer)
         # A checkpoint needs only the stop ids. transformers refuses to write some of the other
         # values that it reads: a temperature beside do_sample false.
@@ -66,47 +77,48 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
                 # attention_dropout, attn_pdrop ...; `p` is nn.Dropout's
                 if isinstance(value, float) and ("drop" in name or name == "p"):
                     setattr(part, name, 0.0)
-    except Exception as error:
-        # transformers, safetensors and jinja have exceptions of their own; here all mean the same
-        raise BadModel(f"{prefix}{path}: {one_line(error)}") from None
     return model.to(device), tokenizer
 
 
 def load_tensors(path):
     """What `torch.save` has written, on the CPU, mapped from the file: a tensor is read when it is
     used. Raises BadModel, which names the file."""
-    try:
+    with naming(f"{path}: cannot be read; was it copied only in part?"):
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # half a file: of zip, pickle or torch
-        why = f"was it copied only in part? ({one_line(error)})"
-        raise BadModel(f"{path}: cannot be read; {why}") from None
 
 
 def directory_of(place):
-    """The directory with the files of a model, which is downloaded if `place` is a name on the hub,
-    OWNER/NAME. The same weights in other formats are left out. Raises BadModel if `place` is no
-    directory and the hub does not have it."""
+    """The directory with the files of a model, a Path; it is downloaded if `place` is a name on the
+    hub, OWNER/NAME. The same weights in other formats are left out. Raises BadModel if `place` is
+    no directory and the hub does not have it, and for adapters: transformers would load their base
+    and put them on it, even if another model stands beside them, and a checkpoint would hold the
+    adapters alone."""
     path = Path(place)
-    if path.is_dir():
-        return place
-    # A place in an existing directory, or in runs/, is a path with a typing error.
-    is_a_name = re.fullmatch(r"(?!runs/)\w[\w.-]*/\w[\w.-]*", str(place))
-    if not is_a_name or path.parent.exists():
-        raise BadModel(
-            "no such directory; a directory is needed, or a model of the hub, OWNER/NAME"
-        )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import logging
+    if not path.is_dir():
+        # A place in an existing directory, or in runs/, is a path with a typing error.
+        is_a_name = re.fullmatch(r"(?!runs/)\w[\w.-]*/\w[\w.-]*", str(place))
+        if not is_a_name or path.parent.exists():
+            raise BadModel(
+                "no such directory; a directory is needed, or a model of the hub, OWNER/NAME"
+            )
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # else it prints each of its retries
-    try:
-        return snapshot_download(
-            place,
-            allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
-            ignore_patterns=["consolidated*", "*/*"],
+        logging.set_verbosity_error()  # else it prints each of its retries
+        with naming("no such directory, and the hub did not provide it"):
+            found = snapshot_download(
+                place,
+                allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
+                ignore_patterns=["consolidated*", "*/*"],
+            )
+        path = Path(found)
+    adapters = path / "adapter_config.json"
+    if adapters.exists():
+        raise BadModel(
+            f"adapters for {read_json(adapters).get('base_model_name_or_path')}, no whole model; "
+            "merge them (peft's merge_and_unload); a checkpoint's adapter/ is merged in its parent"
         )
-    except Exception as error:
-        raise BadModel(f"no such directory, and the hub did not provide it: {error}") from None
+    return path
 
 
 def load_tokenizer(directory):
@@ -143,6 +155,11 @@ def check_model(model, tokenizer):
         raise BadModel(
             f"its layers do not attend to the whole dialogue ({others[0]}); not supported"
         )
+    # What a stopped copy has not written may be zeros; a half-written number may be NaN, for which
+    # each comparison is false. (The weights of a norm may be equal.)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1 and not weight.max() > weight.min():
+            raise BadModel(f"{name} is damaged: NaN, or everywhere the same number")
     # `Policy.forward` takes the logits of the output layer as they are, and a row must not depend
     # on its neighbours, such as one that ends at the last position. (Both passes have the same
     # shape, so even in bf16 only the positions can make a difference.)
@@ -160,17 +177,39 @@ def check_model(model, tokenizer):
         )
 
 
+def write_model(directory, model, weights, tokenizer):
+    """Write a model and its tokenizer. weights: {name: tensor}, a tied one once. Raises CannotWrite
+    if the files do not hold them all: which of them are written is for transformers to decide, and
+    of a model with adapters of peft it writes the adapters alone."""
+    missing = sum(map(torch.numel, weights.values()))
+    model.save_pretrained(directory, state_dict=weights)
+    tokenizer.save_pretrained(directory)
+    # Numbers are counted, because some tensors are written under other names, or in parts. A file
+    # is mapped: only its header is read.
+    for path in directory.glob("*.safetensors"):
+        missing -= sum(map(torch.numel, load_file(path).values()))
+    if missing:
+        raise CannotWrite(f"{missing} numbers of the weights are not in its safetensors")
+    # transformers 4 knows some keys by other names. It would take RoPE's base to be 10,000, without
+    # a word, and find no tokenizer. Version 5 reads the old names, too.
+    path = directory / "config.json"
+    config = read_json(path)
+    rope = config.get("rope_parameters") or {}
+    if "rope_theta" in rope:  # else the model has no RoPE, or several for several kinds of layers
+        scaling = rope if rope["rope_type"] != "default" else None
+        write_json(path, config | {"rope_theta": rope["rope_theta"], "rope_scaling": scaling})
+    path = directory / "tokenizer_config.json"
+    text = path.read_text("utf-8").replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"')
+    path.write_text(
+        text.replace('"extra_special_tokens": [', '"additional_special_tokens": ['), "utf-8"
+    )
+
+
 def stop_ids(path):
     """The ids of a model's stop tokens, from its generation_config.json; [] if it has no such file,
     or if the file names no stop token."""
-    from transformers import GenerationConfig
-
-    try:
-        config = GenerationConfig.from_pretrained(path, local_files_only=Path(path).is_dir())
-    except OSError:
-        return []
-    eos = config.eos_token_id  # None, an id, or a list of ids
-    return [eos] if isinstance(eos, int) else eos or []
+    eos = read_json(directory_of(path) / "generation_config.json").get("eos_token_id")
+    return [eos] if isinstance(eos, int) else eos or []  # None, an id, or a list of ids
 
 
 def best_device():

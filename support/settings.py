@@ -129,8 +129,8 @@ class Settings:
     profiles: list = flag(
         None,
         "JSONL file with the users to train on, then one with held-out users; without the second "
-        "the last fifth of the first is held out, --eval-size at most (default: the toy's 500 "
-        "and 128 users)",
+        "a fifth of the first is held out, whole personas of all needs, --eval-size at most "
+        "(default: the toy's 500 and 128 users)",
         os.path.abspath,  # config.json is read from other directories, too
         nargs="+",
         metavar="FILE",

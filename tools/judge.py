@@ -37,8 +37,6 @@ from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backend_bases import FigureCanvasBase
-from matplotlib.figure import Figure
 
 from emotion import SUCCESS, need_of
 from simulator import EMOTION_SCHEMA
@@ -284,6 +282,8 @@ def place_files(args):
 def draw(result, picture):
     """Write the mean capabilities of each file as a picture (RLVER 3.3), or the files' places (SAGE
     4.2). result: of `judge_files` or `place_files`."""
+    from matplotlib.figure import Figure
+
     figure = Figure()
     if "placed" in result:
         axis = figure.add_subplot(
@@ -315,6 +315,10 @@ def judge(args):
     if args.picture:
         if name not in ("capabilities", "coordinate"):
             raise BadInput("--picture: only capabilities and coordinate have one")
+        try:
+            from matplotlib.backend_bases import FigureCanvasBase
+        except ImportError as error:
+            raise BadInput(f"--picture: {error}; pip install matplotlib") from None
         kinds = FigureCanvasBase.get_supported_filetypes()
         if Path(args.picture).suffix[1:].lower() not in kinds:
             raise BadInput(

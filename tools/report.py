@@ -12,7 +12,7 @@ from support.report import draw
 
 from pathlib import Path
 
-from people import users_of_run
+from people import refuse_other_heldout, users_of_run
 
 
 def draw_again(args):
@@ -21,6 +21,7 @@ def draw_again(args):
     if "algo" not in config:
         raise BadInput(f"{args.path}: there is no run here (config.json is missing or unreadable)")
     _, people = users_of_run(config["profiles"], config["eval_size"], config["simulator"])
+    refuse_other_heldout(Path(args.path), people)
     return 0 if draw(args.path, people) else 2
 
 

@@ -3,24 +3,35 @@ costs no other."""
 
 from support.errors import BadInput
 
+import ast
 import csv
-import importlib.util
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import course
 import grading
 from exercises import ALL, source, written
-from surgery import put
+from surgery import find, put
 
 
 def test_without_pytest_nobody_is_graded(tmp_path, monkeypatch):
     """In an environment with requirements.txt alone every test would end at once, and a right
     answer would get no points."""
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    bare = tmp_path / "python"  # without the installed packages
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(bare))
     (tmp_path / "ppo.py").write_text(source("ppo.py"), encoding="utf-8")
-    with pytest.raises(BadInput, match="pip install -r requirements-dev.txt"):
-        grading.grade([tmp_path], {"gae": ALL["gae"]}, 30)
+    table = tmp_path / "grades.csv"
+    table.write_text("of last week")
+    with pytest.raises(BadInput, match="No module named .*pip install -r requirements-dev.txt"):
+        grading.grade([tmp_path], {"gae": ALL["gae"]}, 30, table)
+    assert table.read_text() == "of last week"
 
 
 def graded(place, names, *flags):
@@ -50,6 +61,147 @@ def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
     assert result.endswith(": AssertionError: Tensor-likes are not close!")
     assert "turn_advantages is not there" in rows["turns"]["result"]
     assert rows["total"]["points"] == "0"
+
+
+# ------------------------------------------------------------------------ the machine and the shell
+
+STRANGER = "import pytest\n\ndef pytest_runtest_setup(item):\n    pytest.skip('a stranger')\n"
+
+
+@pytest.mark.slow
+def test_the_shell_of_the_teacher_changes_no_grade(tmp_path, monkeypatch):
+    """PYTEST_ADDOPTS for another project cost each right answer all its points, or left tests out.
+    So did a plugin that loads itself, a torch.py on PYTHONPATH, a proxy; and PYTHONOPTIMIZE takes
+    the asserts away. TMPDIR may lie in a project with settings of its own."""
+    other = tmp_path / "other"
+    (other / "x-1.dist-info").mkdir(parents=True)
+    (other / "x-1.dist-info" / "METADATA").write_text("Name: x\nVersion: 1\n")
+    (other / "x-1.dist-info" / "entry_points.txt").write_text("[pytest11]\nx = stranger\n")
+    for name in ("stranger.py", "conftest.py"):
+        (other / name).write_text(STRANGER)
+    (other / "torch.py").write_text("raise SystemExit\n")
+    (other / "pytest.ini").write_text("[pytest]\naddopts = -k nothing\n")
+    for words in (
+        "PYTEST_ADDOPTS=--cov=. PYTEST_PLUGINS=stranger PYTHONOPTIMIZE=1 PYTHONWARNINGS=error",
+        f"PYTHONPATH={other} TMPDIR={other} HTTP_PROXY=http://127.0.0.1:9 FORCE_COLOR=1",
+    ):
+        for word in words.split():
+            monkeypatch.setenv(*word.split("=", 1))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    place = submission(tmp_path, "grpo.py")
+    text = (place / "grpo.py").read_text()
+    (place / "grpo.py").write_text('X = "\\d"\n' + text)
+    assert course.main(["grade", str(place), "--only", "groups"]) == 0
+
+
+def submission(tmp_path, file, change=lambda text: text):
+    """The directory of a submission: our own `file`, changed."""
+    place = tmp_path / "anna"
+    place.mkdir(exist_ok=True)
+    (place / file).write_text(change(source(file)), encoding="utf-8")
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ("import pytest; pytest.exit('done', returncode=0)", "(exit code 0): _pytest.outcomes"),
+        ("import os; os._exit(0)", "the process ended itself (exit code 0)"),
+        ("import pytest; pytest.skip('done')", "done"),
+        # each test that is still to come is taken out of the session
+        (
+            "import gc, pytest\n"
+            "    for one in gc.get_objects():\n"
+            "        if type(one) is pytest.Session: del one.items[1:]",
+            "did not run to its end",
+        ),
+    ],
+)
+def test_who_ends_pytest_earns_nothing(body, said, tmp_path):
+    """Tests that did not run had not failed either: with exit code 0 that was all points."""
+    name = "group_advantages"
+
+    def change(text):
+        head, rest = written(text, name).split(":\n", 1)
+        return put(text, name, f"{head}:\n    {body}\n{rest}")
+
+    row = graded(submission(tmp_path, "grpo.py", change), "groups")["groups"]
+    assert row["points"] == "0" and said in row["result"]
+
+
+@pytest.mark.parametrize(
+    "files, count",
+    [
+        ({"cpu.max": "max 100000"}, 2),
+        ({"cpu.max": "150000 100000"}, 1),
+        ({"box/cpu.max": "100000 100000"}, 1),
+        ({"cpu.max": "50000 100000", "box/cpu.max": "max 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        ({"cpu/box/cpu.cfs_quota_us": "99999\n", "cpu/box/cpu.cfs_period_us": "100000\n"}, 1),
+        ({}, 2),
+    ],
+)
+def test_processors_are_those_that_this_process_may_use(files, count, tmp_path, monkeypatch):
+    """Eight answers at once on the one processor of a container: right ones ran out of time."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5})
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    files = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in {**files, "proc/self/cgroup": "1:cpu:/box\n0::/box\n"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert grading.processors(tmp_path) == count
+
+
+@pytest.mark.slow
+def test_what_ran_out_of_time_is_tried_once_more_alone(tmp_path, monkeypatch):
+    """A busy machine must cost nobody points. While the second run lasts no other one begins."""
+    monkeypatch.setattr(grading, "PROCESSORS", 2)
+    monkeypatch.setattr(grading, "FREE", threading.Semaphore(2))
+    log = tmp_path / "log"
+    log.touch()
+
+    def try_one(who):
+        head, body = written(source("grpo.py"), "group_advantages").split(":\n", 1)
+        first = f"""
+    import os, pathlib, time
+    log = pathlib.Path({str(log)!r})
+    runs = log.read_text().count("begins")
+    if str(os.getpid()) not in log.read_text():
+        log.write_text(log.read_text() + f"{who} begins {{os.getpid()}} ")
+        time.sleep([60, 3, 0][runs])
+        log.write_text(log.read_text() + "and ends ")
+"""
+        text = put(source("grpo.py"), "group_advantages", f"{head}:{first}{body}")
+        return grading.try_out("groups", ALL["groups"], {"grpo.py": text}, set(), 10)
+
+    with ThreadPoolExecutor() as pool:
+        slow = pool.submit(try_one, "slow")
+        while log.read_text().count("begins") < 2:
+            assert not slow.done()
+            time.sleep(0.05)
+        assert pool.submit(try_one, "next").result() == slow.result() == ""
+    words = [word for word in log.read_text().split() if word.isalpha()]
+    assert words == "slow begins slow begins and ends next begins and ends".split()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("    ", "\t").encode(),
+        lambda text: b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode(),
+        lambda text: ("# Jos\u00e9\n\x0c" + text).encode("latin-1", "replace"),
+    ],
+)
+def test_what_an_editor_did_costs_nothing(change, tmp_path):
+    """Tabs, a mark at the beginning, other line ends, a form feed, a name in Latin-1."""
+    for exercise in (ALL["groups"], ALL["dialogue"], ALL["reaction"]):
+        (tmp_path / exercise["file"]).write_bytes(change(source(exercise["file"])))
+        (text,) = grading.answered(tmp_path, exercise, {}).values()
+        for name in exercise["functions"]:
+            nodes = [find(ast.parse(t), name) for t in (source(exercise["file"]), text)]
+            ours, theirs = (list(map(ast.unparse, node.body[1:])) for node in nodes)
+            assert ours == theirs
 
 
 @pytest.mark.soak
@@ -82,5 +234,5 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path):
     assert "SystemExit" in results["clip"]
     assert "rollout.py: SyntaxError" in results["thought"]
     assert "grpo.py: FileNotFoundError" in results["groups"]
-    assert "answers.py: UnicodeDecodeError" in results["fill"]
+    assert "answers.py: SyntaxError" in results["fill"]
     assert rows["total"]["points"] == str(ALL["kl"]["points"])

@@ -9,14 +9,18 @@ from support.servers import json_schema
 
 import asyncio
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import tools.judge
+from conftest import ROOT
 from emotion import NEEDS
 from judging import ANSWER, Model, at, call, run, sage, toy_result, write
 from tools import strategies
@@ -165,6 +169,18 @@ def test_two_files_are_paired_and_drawn(good, bad, capsys):
     code, result = run("judge", "capabilities", good, bad, "--picture", "radar.png")
     assert code == 0 and result["paired"]["SA"][0] == -4 and result["paired"]["SA"][3] == 8
     assert MACHINERY_ONLY in capsys.readouterr().out and Path("radar.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_only_a_picture_needs_matplotlib(good, tmp_path):
+    """Where it was missing, no question could be asked."""
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('No module named matplotlib')")
+    command = [sys.executable, "-m", "tools.judge", "capabilities", good]
+    paths = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    for flags, code in (["--json", "j"], 0), (["--picture", "p.png"], 2):
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, env=paths)
+        assert done.returncode == code, done.stderr
+    assert done.stderr.count("\n") == 1 and "pip install matplotlib" in done.stderr
 
 
 def test_needs_are_asked_per_line_of_the_user(tmp_path):

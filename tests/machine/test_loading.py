@@ -3,18 +3,21 @@ is refused in one line, and models as they come are trained: without a pad token
 word has, with a template that has a switch of its own."""
 
 from support import loading
-from support.errors import BadModel
-from support.loading import load_model
+from support.errors import BadModel, CannotWrite
+from support.files import write_file
+from support.loading import load_model, write_model
 from support.ranks import make_masters
 
 import copy
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evaluate
 import models
@@ -113,6 +116,59 @@ def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):
             load_model(path)
 
 
+def test_adapters_are_refused_wherever_they_lie(tiny_dir, tmp_path, monkeypatch, capfd):
+    """An adapter that peft has written, alone: it was evaluated, which may cost money, and each
+    checkpoint was without weights. In the hub's cache it is one, too."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    place = tmp_path / "models--x--sft" / "snapshots" / "1"
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_dir), LoraConfig(r=2))
+    model.save_pretrained(place)
+    write_file(place.parents[1] / "refs" / "main", "1")
+    out = tmp_path / "out"
+    for name in (place, "x/sft"):
+        told = refuse(capfd, "--model", name, "--steps", 1, "--out", out)
+        assert f"adapters for {tiny_dir}, no whole model; merge them" in told and not out.exists()
+        assert "adapters for" in refuse(capfd, "--policy", name, main=evaluate.main)
+
+
+# ------------------------------------------------------------------------------- what is written
+
+
+def test_what_is_written_holds_every_weight(tiny_dir, tiny_tokenizer, tmp_path):
+    """transformers writes the adapters alone of a model that has some: a checkpoint without the
+    weights, that nobody could go on from. In parts, all of them are there."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_dir)
+    model.save_pretrained = partial(model.save_pretrained, max_shard_size="20KB")
+    write_model(tmp_path / "parts", model, model.state_dict(), tiny_tokenizer)
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    weights = model.state_dict()
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(CannotWrite, match="numbers of the weights are not in"):
+        write_model(tmp_path / "adapters", model, weights, tiny_tokenizer)
+
+
+@pytest.mark.parametrize("kind, more", [("default", {}), ("linear", {"factor": 2.0})])
+def test_transformers_4_finds_its_keys(kind, more, tiny_tokenizer, tmp_path):
+    """It does not know the names that version 5 writes: it computed with a base of 10,000, and found
+    no tokenizer. For version 5 nothing changes."""
+    rope = {"rope_type": kind, "rope_theta": 5e5, **more}
+    model = make_tiny_model(tiny_tokenizer, rope_parameters=rope)
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
+    write_model(tmp_path, model, model.state_dict(), tokenizer)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["rope_theta"] == 5e5 and config["rope_scaling"] == (rope if more else None)
+    words = (tmp_path / "tokenizer_config.json").read_text()
+    assert "PreTrainedTokenizerFast" in words and "additional_special_tokens" in words
+    assert "extra_special_tokens" not in words  # a list there ends version 4
+    again, read = (C.from_pretrained(tmp_path) for C in (AutoModelForCausalLM, AutoTokenizer))
+    assert again.config.rope_parameters == rope
+    assert torch.equal(again.eval()(IDS).logits, model.eval()(IDS).logits)
+    text = "<|im_start|>user\nna\u00efve <|im_end|>"
+    assert read.encode(text) == tokenizer.encode(text)
+    assert read.extra_special_tokens == ["<|im_start|>"]
+
+
 # -------------------------------------------------------------------------------- what is refused
 
 
@@ -121,10 +177,25 @@ def cut_the_weights(path):
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def drop_a_weight(path):
-    weights = load_file(path / "model.safetensors")
-    del weights["lm_head.weight"]
-    save_file(weights, path / "model.safetensors", {"format": "pt"})
+def weights(harm):
+    """A function that changes the stored weights, a dict, by `harm`."""
+
+    def change(path):
+        stored = load_file(path / "model.safetensors")
+        harm(stored)
+        save_file(stored, path / "model.safetensors", {"format": "pt"})
+
+    return change
+
+
+def entries(name="config.json", **settings):
+    """A function that changes entries of a JSON file, or makes the file."""
+
+    def change(path):
+        old = json.loads((path / name).read_text()) if (path / name).exists() else {}
+        (path / name).write_text(json.dumps(old | settings))
+
+    return change
 
 
 def cut_the_vocabulary(path):
@@ -138,12 +209,24 @@ def cut_the_vocabulary(path):
     [
         (lambda path: (path / "model.safetensors").unlink(), "model.safetensors"),
         (cut_the_weights, ""),
-        (drop_a_weight, "lm_head.weight"),  # transformers would make one up, at random
+        # transformers would make one up, at random
+        (weights(lambda stored: stored.pop("lm_head.weight")), "lm_head.weight"),
         (lambda path: (path / "chat_template.jinja").unlink(), "no chat template"),
         # every text would be nothing, and a run would end with a score and exit code 0
         (cut_the_vocabulary, "tokenizer.json is missing"),
+        # transformers would put them on their base, whatever else stands here
+        (entries("adapter_config.json", base_model_name_or_path="x/y"), "adapters for x/y"),
+        (entries(quantization_config={"quant_method": "fp8"}), "quantized"),
+        # a reward model, half a model: what is loaded is another one
+        (weights(lambda stored: stored.update(score=torch.ones(9))), "unexpected_keys: score"),
+        (
+            entries(num_hidden_layers=1, layer_types=["full_attention"]),
+            "unexpected_keys: model.layers.1",
+        ),
+        (entries(intermediate_size=65), "mismatched_keys: "),
+        (weights(lambda stored: stored["lm_head.weight"].zero_()), "lm_head.weight is damaged"),
+        (weights(lambda stored: stored["lm_head.weight"][99].log_()), "lm_head.weight is damaged"),
     ],
-    ids=["no weights", "half-copied", "a weight missing", "no template", "no vocabulary"],
 )
 def test_a_bad_model_directory_is_one_line_for_the_user(harm, told, tiny_dir, tmp_path):
     """Not a traceback, and never a model that is partly noise: one line, what is wrong with it."""

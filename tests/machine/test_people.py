@@ -2,6 +2,7 @@
 have no hidden need. (The heart-to-heart people written by hand: test_profiles.py.)"""
 
 from support.answers import PROMPTS
+from support.errors import BadInput
 from support.results import read_results
 
 import asyncio
@@ -14,12 +15,13 @@ import evaluate
 import rlver
 from answering import CHAINS, Model
 from emotion import NEEDS, need_of
-from people import load_profiles, profiles_of_step, toy_profiles
-from result_files import SHORT, measure
-from runs import output_of
+from people import load_profiles, profiles_of_step, toy_profiles, users_of_run
+from result_files import SHORT, measure, write
+from runs import go, output_of
 from server import Loopback, mild_answer
 from simulator import Simulator, User
 from tools import chat, replay
+from toy import world
 
 PROFILES = PROMPTS / "profiles"
 CHAT = PROFILES / "en_chat.jsonl"
@@ -51,6 +53,32 @@ def test_every_step_has_all_needs():
     steps = [profiles_of_step(folk, 8, 0, step) for step in range(1, 4)]
     assert all(len({person.need for person in step}) == 8 for step in steps)
     assert len({person.id for step in steps for person in step}) == 24
+
+
+@pytest.mark.parametrize("held_out, needs", [(128, 8), (7, 7), (1, 1)])
+@pytest.mark.parametrize("times", [1, 2])
+def test_one_file_holds_out_all_needs_and_no_persona_twice(held_out, needs, times, tmp_path):
+    """The last fifth of a file sorted by need had two needs of eight, and of personas with two
+    users one was trained on and one held out: part of the score was memory."""
+    people = sorted(world.profiles("train", 120), key=lambda row: row["need"])
+    rows = [{**row, "id": f"{row['id']}-{i}"} for i in range(times) for row in people]
+    path = str(write(tmp_path / "p.jsonl", *rows))
+    train, test = users_of_run([path], held_out, "toy")
+    assert not {p.player for p in train} & {p.player for p in test}
+    assert len({p.need for p in test}) * times >= needs and len(test) <= held_out
+    assert users_of_run([path], held_out, "toy") == (train, test)  # a resumed run has the same
+    path = str(write(tmp_path / "one.jsonl", *[{**row, "player": "Ann"} for row in rows[:6]]))
+    with pytest.raises(BadInput, match="two personas or more"):
+        users_of_run([path], held_out, "toy")
+
+
+def test_a_persona_in_both_files_is_said(tiny_dir, tmp_path, capfd):
+    """Of 100 released test users 54 have a training persona: not refused, but no news either."""
+    rows = world.profiles("train", 4)
+    files = write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.jsonl", {**rows[0], "id": "b"})
+    assert go(tiny_dir, tmp_path / "out", "--steps", 0, "--profiles", *files) == 0
+    text = capfd.readouterr().out
+    assert "warning: 1 personas are both trained on and held out" in text
 
 
 # ----------------------------------------------------------------------------------- who plays whom

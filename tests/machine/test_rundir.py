@@ -1,7 +1,7 @@
 """The directory of a run: its files say what happened in it; whenever it is stopped or killed, it
 goes on as if nothing had been; and what it prints."""
 
-from support import report, rundir
+from support import loading, report, rundir
 from support.errors import BadInput
 from support.files import write_json
 from support.settings import Settings, resolve_settings
@@ -466,6 +466,26 @@ def test_what_cannot_be_saved_shows_before_the_first_dialogue(
     told = output_of(capfd, 1, rlver.main, *flags)
     assert "could not be written (Object of type AddedToken is not JSON" in told
     assert told.count("\n") == 1 and "disk" not in told and files(out) == {}
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [("chat_template.jinja", "no chat template"), ("generation_config.json", "other stop tokens")],
+)
+def test_the_trial_is_read_back(name, told, tiny_dir, tmp_path, capfd, monkeypatch):
+    """Whatever a resume will need: a checkpoint that cannot be loaded shows when the run has been
+    killed, and all that was paid for is lost."""
+    out, write = tmp_path / "out", loading.write_model
+
+    def write_less(directory, *args):
+        write(directory, *args)
+        (directory / name).unlink()
+
+    monkeypatch.setattr("models.write_model", write_less)
+    two = shutil.copytree(tiny_dir, tmp_path / "model") / "generation_config.json"
+    two.write_text('{"eos_token_id": [0, 1, 2]}')
+    line = output_of(capfd, 1, rlver.main, *words("--model", two.parent, *SMALL, "--out", out))
+    assert told in line and line.count("\n") == 1 and files(out) == {}
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])

@@ -72,6 +72,15 @@ class Box:
     assert names["Box"]().two == 1 and written(got, "one") == written(OURS, "one")
 
 
+def test_a_method_keeps_its_tabs_and_its_strings():
+    """Its first line had our spaces and the others tabs; and a string of several lines got four
+    spaces more."""
+    names = {"__name__": "x"}
+    theirs = 'class Box:\n\t@property\n\tdef two(self):\n\t\treturn """a\nb"""\n'
+    exec(transplant(OURS, theirs, ["Box.two"]), names)
+    assert names["Box"]().two == "a\nb"
+
+
 @pytest.mark.parametrize(
     "theirs, wanted",
     [
@@ -91,6 +100,10 @@ class Box:
             5,
         ),
         ("def one(x):\n    raise NotImplementedError\n\ndef one(x):\n    return x + 9", 13),
+        (
+            "@(lambda f: f)\ndef one(x, g=lambda y: y \\\n\t+ E):\n\tdef h():\n\t  return g(x)\n\n\treturn h()\n\nE = 1",
+            5,
+        ),
     ],
 )
 def test_helpers_are_found_as_python_finds_them(theirs, wanted):

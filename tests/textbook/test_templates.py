@@ -7,7 +7,7 @@ scaffold learns, and is wrong wherever its own template is used.
 """
 
 from support.chat_format import ChatFormat
-from support.errors import BadModel
+from support.errors import BadModel, naming
 from support.loading import load_model, stop_ids
 
 import asyncio
@@ -16,7 +16,9 @@ import json
 
 import pytest
 import torch
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from agents import LINES, speak
 from conftest import make_tiny_model
@@ -109,6 +111,14 @@ def test_a_template_that_cannot_be_cut_is_refused(old, new, told, tiny_tokenizer
     tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
     with pytest.raises(BadModel, match=told):
         ChatFormat(tokenizer)
+
+
+def test_a_tokenizer_that_fails_is_one_line():
+    """One without a Rust backend, one that has no token for a letter: each was a traceback."""
+    no_letters = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({}, unk_token="?")))
+    for tokenizer, told in [(ByT5Tokenizer(), "written in Python"), (no_letters, "Missing")]:
+        with pytest.raises(BadModel, match=f"--model x: .*{told}"), naming("--model x"):
+            ChatFormat(tokenizer)
 
 
 def test_a_tokenizer_that_adds_blanks_is_refused_with_the_reason():
