@@ -8,7 +8,7 @@ replies; the people that a simulator can play.
 from support.answers import PROMPTS
 from support.command_line import SCRIPTED
 from support.errors import BadInput
-from support.files import read_json, read_jsonl, without_surrogates
+from support.files import read_json, read_jsonl
 
 import random
 import re
@@ -88,7 +88,7 @@ def load_profiles(path, flag="--profiles"):
                 wanted = ", ".join(allowed) if allowed else f"a {kind.__name__}"
                 raise BadInput(f"{where}: field {name!r} is {value!r:.80}; it should be {wanted}")
             else:
-                values[name] = without_surrogates(value) if kind is str else value
+                values[name] = value
         profile = Profile(**values)
         if profile.id in profiles:
             raise BadInput(f"{where}: id {profile.id!r} is used in an earlier line already")

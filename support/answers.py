@@ -14,7 +14,7 @@ comes before the number. A kind is str, int or bool, a range of integers, a tupl
 """
 
 from support.errors import BadInput
-from support.files import without_surrogates
+from support.files import parse_json, read_text
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def load_prompt(name, lang="en", folder=""):
     """The text of a prompt file. It must hold exactly the placeholders in PLACEHOLDERS[name],
     written as {{name}}, or no placeholder if `name` is not listed there. Raises BadInput."""
     path = PROMPTS / lang / folder / f"{name}.txt"
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     placeholders = PLACEHOLDERS.get(name, set())
     for odd in sorted(placeholders ^ set(re.findall(r"\{\{(\w+)\}\}", text))):
         problem = "lacks its" if odd in placeholders else "has an unknown"
@@ -101,7 +101,7 @@ def read_answer(text, schema, code=None):
     text = re.sub("^```(?:json)?(.*)```$", r"\1", text, flags=re.DOTALL | re.IGNORECASE)
     try:
         # strict=False: raw line breaks within strings are read
-        found = json.loads(text, strict=False, object_pairs_hook=without_twins)
+        found = parse_json(text, strict=False, object_pairs_hook=without_twins)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"not one JSON object: {error}") from None
     answer = as_kind(found, schema, "the answer")
@@ -142,7 +142,7 @@ def as_kind(value, kind, where):
         fits = type(value) is kind  # not isinstance: True is an int, too
     if not fits:
         raise Unreadable(f"{where} is not what was asked for")
-    return without_surrogates(value) if isinstance(value, str) else value
+    return value
 
 
 def code_of(template, values, attempt=0):
