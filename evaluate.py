@@ -362,9 +362,11 @@ def run_benchmark(args):
     finally:
         os.close(held_lock)
     for row in lost:
-        why = f"{row['profile_id']} is missing: {row['reason']}"
-        told = f"evaluate.py: {why}; run the same command again to fill it in"
-        print(told, file=sys.stderr)
+        print(
+            f"evaluate.py: {row['profile_id']} is missing: {row['reason']}; run the same command "
+            "again to fill it in",
+            file=sys.stderr,
+        )
     if len(lost) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost")
     ids = {user.id for user in users}

@@ -8,7 +8,7 @@ replies; the people that a simulator can play.
 from support.answers import PROMPTS
 from support.command_line import SCRIPTED
 from support.errors import BadInput
-from support.files import read_json, read_jsonl
+from support.files import parse_json, read_json, read_jsonl, read_text
 
 import random
 import re
@@ -180,7 +180,8 @@ def known_replies(used):
     people = toy_profiles("train") + toy_profiles("heldout")
     people += load_profiles(PROMPTS / "profiles" / "en_test.jsonl")
     profiles = {profile.id: profile for profile in people}
-    rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] == used]
+    lines = read_text(PROMPTS / "replies.jsonl").strip().split("\n")
+    rows = [row for row in map(parse_json, lines) if row["used"] == used]
     for row in rows:
         row["profile"] = profile = profiles[row["user"]]
         if "line" not in row:  # to a person of the toy

@@ -160,7 +160,7 @@ def code_of(template, values, attempt=0):
     # The first code is nearly always free. The bound ends the search in a text that was made to
     # hold every combination of four letters.
     for _ in range(1000):
-        hashed = hashlib.sha256(seed.encode("utf-8", "surrogatepass"))
+        hashed = hashlib.sha256(seed.encode())
         code = "".join(CODE_LETTERS[byte % len(CODE_LETTERS)] for byte in hashed.digest()[:4])
         if code not in spelled:
             break

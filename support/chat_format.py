@@ -32,8 +32,8 @@ from tokenizers import Tokenizer
 CHECKED = 3 * (
     "My sister forgot my birthday.",
     "It was last Monday.",
-    'She wrote: "5 < 6 & 7"\n\n# Really?',
-    "I waited, and waited. " * 50 + "Then I left.",
+    'She wrote: "5 < 6 & 7"',
+    "I waited.\n\n# Then *I* waited." * 50,
 )
 
 
@@ -163,9 +163,9 @@ class ChatFormat:
         write a reminder from the third turn on, leave out early turns, or change long messages and
         signs. A shorter or simpler dialogue would not show it."""
         texts, ids, write = [], [], self.first_prompt
-        for line, reply in zip(CHECKED, CHECKED[::-1]):
-            texts.append(line)
-            ids += write(line)
+        for text in CHECKED:  # said by the user, and then by the policy
+            texts.append(text)
+            ids += write(text)
             wanted = self.decode(self.encode(self.render(*texts)))
             glued = self.decode(ids + self.opening)
             if glued != wanted:
@@ -174,8 +174,8 @@ class ChatFormat:
                     "the chat template cannot be cut into pieces: it writes "
                     f"{wanted[i : i + 40]!r}, its pieces give {glued[i : i + 40]!r}"
                 )
-            texts.append(reply)
-            ids += self.past_reply(reply)
+            texts.append(text)
+            ids += self.past_reply(text)
             write = self.next_prompt
 
     # --------------------------------------------------------------- speaking, for every message

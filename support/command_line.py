@@ -84,22 +84,19 @@ emotion_value = partial(read_checked, int, lambda x: 0 <= x <= 100, "a whole num
 json_object = partial(read_checked, parse_json, lambda x: isinstance(x, dict), "a JSON object")
 
 
-def expand_home(text):
-    """A path or a model's name with the home directory in place of its ~. A shell does so only at
-    the beginning of a word, and not in --out=~/run or local:~/model."""
+def path_or_name(text, change=os.path.expanduser):
+    """A path or a model's name, with the home directory in place of its ~. A shell does so only at
+    the beginning of a word, and not in --out=~/run or local:~/model. change: of the path.
+
+    Bytes of a file name that are no UTF-8 are refused: they would end the program where the name is
+    logged as JSON. What keeps its ~ has no such home; ./~x names a file ~x."""
     place = text.removeprefix("local:")
-    return text.replace(place, os.path.expanduser(place))
-
-
-# The type of each flag without another one (see Parser). Bytes of a file name that are no UTF-8 are
-# refused: they would end the program where the name is logged as JSON. What keeps its ~ has no
-# such home; ./~x names a file ~x.
-path_or_name = partial(
-    read_checked,
-    expand_home,
-    lambda x: not x.encode().startswith(b"~"),
-    "a path or name in UTF-8, in which ~ is a home directory,",
-)
+    return read_checked(
+        lambda text: text.removesuffix(place) + change(place),
+        lambda x: not x.encode().startswith(b"~"),
+        "a path or name in UTF-8, in which ~ is a home directory,",
+        text,
+    )
 
 
 # ------------------------------------------------------------------------------- names of models
@@ -138,7 +135,5 @@ def from_anywhere(name):
     """A path, or a model's name. What exists becomes an absolute path: a run may be resumed, and its
     config.json read, from another directory. The model of a user follows "local:"."""
     name = path_or_name(name)
-    place = name.removeprefix("local:")
-    if name in SCRIPTED or not os.path.exists(place):
-        return name
-    return path_or_name(name[: -len(place)] + os.path.abspath(place))
+    is_there = name not in SCRIPTED and os.path.exists(name.removeprefix("local:"))
+    return path_or_name(name, os.path.abspath) if is_there else name

@@ -1,5 +1,4 @@
-"""support/files.py - files that are written whole or not at all; text and JSON that come in; locks.
-"""
+"""support/files.py - files that are written whole or not at all; text and JSON that come in; locks."""
 
 from support.errors import BadInput
 
@@ -66,13 +65,16 @@ def parse_json(text, **options):
 
     Every half of a surrogate pair in it becomes U+FFFD. JSON may hold such a half ("\\ud83d" is
     half an emoji), also within a list or as a key, but UTF-8 and a tokenizer cannot: a run would
-    end where the text is logged, hashed or encoded. Text without an escape of such a half is left
-    as it is."""
-    value = json.loads(text, **options)
-    if re.search(r"\\u[dD]|[\ud800-\udfff]", text):
-        whole = json.dumps(value, ensure_ascii=False).encode("utf-16", "surrogatepass")
-        value = json.loads(whole.decode("utf-16", "replace"))
-    return value
+    end where the text is logged, hashed or encoded. All other text stays as it is."""
+    return json.loads(HALVES.sub(lambda match: match[1] or "\ufffd", text), **options)
+
+
+# In group 1 stands what stays: an escaped backslash (behind it "ud83d" is only text), and both
+# halves of a pair. All other halves match, too, as escapes or as they are.
+HALVES = re.compile(
+    r"(\\\\|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})"
+    r"|\\u[dD][89a-fA-F][\da-fA-F]{2}|[\ud800-\udfff]"
+)
 
 
 def read_json(path):

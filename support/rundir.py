@@ -81,7 +81,7 @@ class RunDir:
             self.calls.read(path)  # nothing is paid for twice, whichever rank asked it
         return newest
 
-    def begin(self, checkpoint, heldout, templates=""):
+    def begin(self, checkpoint, heldout, templates):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again; write config.json and heldout.json. The directory
         is made on every rank, and locked if it is new. templates: what the chat templates write, as

@@ -269,13 +269,13 @@ def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
     """A checkpoint may reach the disk before the log does. To cut a file to more than its length
     writes a hole into it that no JSON reader passes."""
     run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    state = run.begin(None, [])
+    state = run.begin(None, [], "")
     run.append("metrics.jsonl", {"step": 1})
     checkpoint = tmp_path / "out" / "checkpoint-000001"
     for known, left in ((99, 12), (6, 6)):
         old = {**state, "step": 1, "log_bytes": {"metrics.jsonl": known}}
         write_json(checkpoint / "state.json", old)
-        run.begin(checkpoint, [])
+        run.begin(checkpoint, [], "")
         assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'[:left]
     run.close()
 
@@ -329,11 +329,11 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
     out = tmp_path / "out"
     first, second = (rundir.RunDir(out, resolve_settings({"seed": seed})) for seed in (0, 1))
     second.enter(list)
-    first.begin(None, [])
+    first.begin(None, [], "")
     first.append("metrics.jsonl", {"step": 1})
     before = files(out)
     with pytest.raises(BadInput, match="another process"):
-        second.begin(None, [])
+        second.begin(None, [], "")
     assert files(out) == before
 
 
