@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
@@ -46,6 +47,7 @@ from runs import (
     summary,
     words,
 )
+from simulator import make_simulator
 from tools import replay
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -356,6 +358,61 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(half, tmp_path, capfd):
 
 
 # ------------------------------------------------------------------------- checkpoints, and copies
+
+
+@pytest.fixture
+def dated(tiny_dir, tmp_path, monkeypatch):
+    """A model whose chat template writes today's date, and a function that sets the day."""
+
+    def set_day(day):
+        now = SimpleNamespace(now=lambda: datetime(2026, 1, day))
+        monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", now)
+
+    path = shutil.copytree(tiny_dir, tmp_path / "dated")
+    template = path / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d') }}" + template.read_text())
+    set_day(1)
+    return path, set_day
+
+
+@pytest.mark.slow
+def test_a_template_that_writes_the_date(dated, tmp_path, capfd):
+    """A run that went on, and an evaluation that was continued, on the next day had other prompts
+    from there on, without a word. What does not know its templates yet goes on as it did."""
+    (model, set_day), out, result = dated, tmp_path / "out", tmp_path / "r.jsonl"
+    users = ["--policy", model, "--max-tokens", 4, "--max-turns", 1, "--out", result, "--limit"]
+    assert go(model, out, "--steps", 1) == 0 == evaluate.main(words(*users, 1))
+
+    def forget(path):  # as an earlier version wrote it
+        path.write_text(re.sub(r',\s*"chat_template": "\w{24}"', "", path.read_text()))
+        assert "chat_template" not in path.read_text()
+
+    for step, day, warnings in ((2, 1, 0), (3, 2, 1), (4, 3, 0)):
+        set_day(day)
+        if step == 4:
+            forget(out / "checkpoint-000003" / "state.json")
+        told = output_of(capfd, 0, rlver.main, "--resume", out, "--steps", step)
+        assert told.count("warning: a chat template") == warnings
+    told = output_of(capfd, 2, evaluate.main, *users, 2)
+    assert "the chat template's text, perhaps today's date: " in told
+    forget(result)
+    assert evaluate.main(words(*users, 2)) == 0 and len(rows(result)) == 2
+
+
+@pytest.mark.parametrize("who", ["simulator", "reader"])
+def test_the_users_template_may_write_the_date_too(who, dated, taught, monkeypatch):
+    """Of a local: user or reader, half of whose answers were to other prompts."""
+    model, set_day = dated
+    if who == "reader":
+        jinja = (model / "chat_template.jinja").read_text()
+        model = shutil.copytree(taught, model.with_name("reader"))
+        (model / "chat_template.jinja").write_text(jinja)
+    name, found = f"local:{model}", []
+    for day in (1, 1, 2):
+        set_day(day)
+        flags = {"name": name} if who == "simulator" else {"name": "toy", "reader": name}
+        found.append(make_simulator(**flags).digest_of_templates(None))
+    assert found[0] == found[1] != found[2]
 
 
 def test_copies_of_checkpoints_are_nobodys_business(half, tmp_path, capfd):

@@ -4,6 +4,7 @@ one line, before anything is written."""
 from support.command_line import Parser, from_anywhere, split_name
 from support.settings import REAL, TOY, make_parser, resolve_settings
 
+import importlib
 import itertools
 import os
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import course
+import evaluate
 import rlver
 from answering import LIN
 from conftest import ROOT
@@ -212,6 +215,75 @@ def test_what_a_terminal_lacks_is_shown_as_a_question_mark():
         check=True,
     )
     assert done.stdout == b"well? ?\n"
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of en_US.UTF-8, of C.UTF-8
+@pytest.mark.parametrize("typed", [b"a \xe4\xbd b", b"\xc4\xe3\xba\xc3", b"\xed\xa0\xbd"])
+def test_what_is_typed_and_is_no_text_is_replaced(typed, errors):
+    """Half a character that was erased, GBK, half a surrogate: a chat ended in a traceback, at once
+    or in its tokenizer."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from support.settings import Parser; Parser(); print(input())"],
+        env={**os.environ, "PYTHONIOENCODING": f"utf-8:{errors}"},
+        cwd=ROOT,
+        input=typed,
+        capture_output=True,
+    )
+    assert done.stdout.decode().strip() == typed.decode(errors="replace"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "main, flags",
+    [
+        (rlver.main, "--out=~/there/x"),
+        (rlver.main, "--resume=~/x"),
+        (rlver.main, "--model=~/x"),
+        (rlver.main, "--simulator=local:~/x --profiles=~/there"),
+        (rlver.main, "--simulator=openai:m@http://h --profiles ~/there ~/x"),
+        (rlver.main, "--reader=local:~/x"),
+        (evaluate.main, "--policy=~/x"),
+        (evaluate.main, "--policy=toy --profiles=~/x"),
+        (evaluate.main, "--policy=toy --out=~/there/x"),
+        (evaluate.main, "--score=~/x"),
+        (evaluate.main, "--compare ~/x ~/y"),
+        (evaluate.main, "--score ~/there --json=~/there"),
+        *[
+            (importlib.import_module(f"tools.{words.split()[0]}").main, words.partition(" ")[2])
+            for words in (
+                "ability ~/x ~/y",
+                "blind --read=~/x",
+                "blind ~/there --out=~/there",
+                "chat ~/x",
+                "fitness --reader=local:~/x",
+                "judge needs ~/x",
+                "judge capabilities ~/there --judge=toy --picture=~/there",
+                "profiles --out=~/there",
+                "profiles --check=~/x",
+                "replay ~/x",
+                "report ~/x",
+                "strategies ~/x",
+            )
+        ],
+        (course.main, "handout ~/there"),
+        (course.main, "grade ~/x"),
+        (course.main, f"grade {ROOT} --only kl --csv=~/there/x"),
+    ],
+)
+def test_every_flag_that_takes_a_path_knows_the_home_directory(
+    main, flags, tmp_path, monkeypatch, capfd
+):
+    """No shell expands the ~ of --out=~/run: the run went to a directory named ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "there", *world.profiles("train", 10))
+    assert f"{tmp_path}/" in output_of(capfd, 2, main, *flags.split()) and not Path("~").exists()
+
+
+@pytest.mark.parametrize("flag", ["--model=\udcff", "--out=/\udcff", "--out=~nobody-has-it/run"])
+def test_a_path_that_no_log_can_hold_is_refused(flag, capfd):
+    """Bytes that are no UTF-8 ended a run where its first line was logged; no such home directory
+    was a directory of that name."""
+    assert "a path or name in UTF-8" in refuse(capfd, flag)
 
 
 def test_a_program_that_saves_nothing_does_not_promise_to_go_on(capfd):
