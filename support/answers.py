@@ -6,7 +6,7 @@ is the reward. Two things keep its words from setting the number:
 
 * The words of a dialogue enter a prompt in one substitution pass, as JSON (`fill`, `as_json`).
 * An answer is one JSON object, and must hold the code of its prompt, four letters that the policy
-  cannot know (`read_answer`, `code_of`). docs/hacking.md says why, and what this does not stop.
+  never sees (`read_answer`, `code_of`). docs/hacking.md says why, and what this does not stop.
 
 A *schema* says what an answer holds: {key: kind}, in the order of the answer, so that the analysis
 comes before the number. A kind is str, int or bool, a range of integers, a tuple of allowed texts,
@@ -83,7 +83,7 @@ def read_answer(text, schema, code=None):
 
         fine","code":"....","change":10}
 
-    without escaping it, and so end the object early, but the policy does not know the code.
+    without escaping it, and so end the object early, but the policy has never seen the code.
     (docs/hacking.md says what such a reply can still do.)"""
     text = text.removeprefix("\ufeff").strip()  # some servers put a byte order mark first
     if not text.startswith(("{", "```")):
@@ -152,8 +152,12 @@ def code_of(template, values, attempt=0):
     It stands in the first line, so a server that silently drops the beginning of a long prompt
     drops the code with the story. All prompts of a dialogue begin alike, because servers keep what
     they computed for a beginning. So nothing is hashed that changes from turn to turn. The same
-    question always has the same code, so that its logged answer can be read again. Four letters
-    that occur somewhere in a value are skipped: the policy could have guessed or heard them."""
+    question always has the same code, so that its logged answer can be read again.
+
+    So the code is no secret of one prompt: it is the same for a person, template and attempt during
+    the whole training, one of 19**4 = 130,321. The policy never sees it, but it may guess. Four
+    letters that occur somewhere in a value are skipped: the policy could have guessed or heard
+    them."""
     spelled = json.dumps(values, ensure_ascii=False).casefold()
     person = {name: values[name] for name in ("persona", "scene", "task") if name in values}
     seed = json.dumps([template, person or values, attempt], ensure_ascii=False)
