@@ -264,8 +264,8 @@ class Simulator(Caller):
     def digest_of_templates(self, policy):
         """A digest of what the chat templates of this process write: of the `policy` (whatever has
         its `chat`), of the user's model and of the reader. A template may write today's date."""
-        speakers = policy, self.model, self.reader and self.reader.source
-        return digest([who.chat.rendered for who in speakers if hasattr(who, "chat")])
+        who = policy, self.model, self.reader and self.reader.source
+        return digest([one.chat.rendered for one in who if hasattr(one, "chat")])
 
     async def check_reader(self):
         """`Reader.check` with the replies marked "weights"."""

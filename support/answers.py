@@ -28,9 +28,10 @@ CODE_LETTERS = "bcdfghjkmnpqrstvwxz"
 
 # ---------------------------------------------------------------------------------------- prompts
 
+OF_USER = "purpose persona scene task dialogue code".split()
 PLACEHOLDERS = {
-    "emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue", "code"},
-    "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue", "code"},
+    "emotion": {*OF_USER, "emotion"},
+    "reply": {*OF_USER, "level", "planning"},
     "person": {"story", "line", "earlier", "reply"},  # this prompt and the next are a Reader's
     "need": {"task"},
 }

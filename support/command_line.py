@@ -91,11 +91,11 @@ def path_or_name(text, change=os.path.expanduser):
     Bytes of a file name that are no UTF-8 are refused: they would end the program where the name is
     logged as JSON. What keeps its ~ has no such home; ./~x names a file ~x."""
     place = text.removeprefix("local:")
-    return read_checked(
-        lambda text: text.removesuffix(place) + change(place),
+    return text.removesuffix(place) + read_checked(
+        change,
         lambda x: not x.encode().startswith(b"~"),
         "a path or name in UTF-8, in which ~ is a home directory,",
-        text,
+        place,
     )
 
 

@@ -66,15 +66,13 @@ def parse_json(text, **options):
     Every half of a surrogate pair in it becomes U+FFFD. JSON may hold such a half ("\\ud83d" is
     half an emoji), also within a list or as a key, but UTF-8 and a tokenizer cannot: a run would
     end where the text is logged, hashed or encoded. All other text stays as it is."""
-    return json.loads(HALVES.sub(lambda match: match[1] or "\ufffd", text), **options)
-
-
-# In group 1 stands what stays: an escaped backslash (behind it "ud83d" is only text), and both
-# halves of a pair. All other halves match, too, as escapes or as they are.
-HALVES = re.compile(
-    r"(\\\\|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})"
-    r"|\\u[dD][89a-fA-F][\da-fA-F]{2}|[\ud800-\udfff]"
-)
+    # Group 1 is what stays: an escaped backslash (behind it "ud83d" is only text), and both halves of
+    # a pair. All other halves match, too, as escapes or as they are.
+    halves = (
+        r"(\\\\|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})"
+        r"|\\u[dD][89a-fA-F][\da-fA-F]{2}|[\ud800-\udfff]"
+    )
+    return json.loads(re.sub(halves, lambda match: match[1] or "\ufffd", text), **options)
 
 
 def read_json(path):
@@ -98,8 +96,7 @@ def read_jsonl(path, containing=b""):
             try:
                 yield number, parse_json(line.decode("utf-8-sig")), None
             except (ValueError, RecursionError) as error:
-                problem = f"not a whole JSON object in UTF-8 ({error}); is the file half-written?"
-                yield number, None, problem
+                yield number, None, f"not a whole JSON object in UTF-8 ({error}); half-written?"
 
 
 def size_of(path):

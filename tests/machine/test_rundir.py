@@ -384,8 +384,7 @@ def test_a_template_that_writes_the_date(dated, tmp_path, capfd):
     assert go(model, out, "--steps", 1) == 0 == evaluate.main(words(*users, 1))
 
     def forget(path):  # as an earlier version wrote it
-        path.write_text(re.sub(r',\s*"chat_template": "\w{24}"', "", path.read_text()))
-        assert "chat_template" not in path.read_text()
+        path.write_text(re.sub(r',\s*"chat_template": "\w+"', "", path.read_text()))
 
     for step, day, warnings in ((2, 1, 0), (3, 2, 1), (4, 3, 0)):
         set_day(day)
@@ -399,20 +398,18 @@ def test_a_template_that_writes_the_date(dated, tmp_path, capfd):
     assert evaluate.main(words(*users, 2)) == 0 and len(rows(result)) == 2
 
 
-@pytest.mark.parametrize("who", ["simulator", "reader"])
-def test_the_users_template_may_write_the_date_too(who, dated, taught, monkeypatch):
+def test_the_users_template_may_write_the_date_too(dated, taught):
     """Of a local: user or reader, half of whose answers were to other prompts."""
     model, set_day = dated
-    if who == "reader":
-        jinja = (model / "chat_template.jinja").read_text()
-        model = shutil.copytree(taught, model.with_name("reader"))
-        (model / "chat_template.jinja").write_text(jinja)
-    name, found = f"local:{model}", []
-    for day in (1, 1, 2):
-        set_day(day)
-        flags = {"name": name} if who == "simulator" else {"name": "toy", "reader": name}
-        found.append(make_simulator(**flags).digest_of_templates(None))
-    assert found[0] == found[1] != found[2]
+    for part in taught.iterdir():  # a reader needs yes and no as a token each
+        if part.name != "chat_template.jinja":
+            shutil.copy(part, model)
+    for name, reader in ((f"local:{model}", None), ("toy", f"local:{model}")):
+        found = []
+        for day in (1, 1, 2):
+            set_day(day)
+            found.append(make_simulator(name, reader=reader).digest_of_templates(None))
+        assert found[0] == found[1] != found[2]
 
 
 def test_copies_of_checkpoints_are_nobodys_business(half, tmp_path, capfd):
