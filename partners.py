@@ -201,6 +201,7 @@ def who_talks(args, name):
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in users]),
         "held_out": held_out,
+        "chat_template": simulator.digest_of_templates(policy.make_agent(seed=0)),
     }
     return policy, simulator, users[: args.limit], settings
 

@@ -167,7 +167,7 @@ def begin(cfg, run):
     if checkpoint:
         distance.read()
     run.try_to_save(models.write_trial, models.checkpoint_bytes())
-    state = run.begin(checkpoint, heldout)
+    state = run.begin(checkpoint, heldout, simulator.digest_of_templates(models))
     ranks.barrier()
     if run.first:
         print_head(cfg, run.path, len(users), len(heldout), ranks.world_size(), state["step"])

@@ -27,7 +27,7 @@ from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_pr
 from support.calls import Caller
 from support.command_line import SCRIPTED, split_name
 from support.errors import BadInput, UnreadableAnswers
-from support.files import digest
+from support.files import digest, parse_json
 from support.servers import ServerModel
 
 import dataclasses
@@ -163,7 +163,7 @@ def analysis_in(text):
     Reader has sentences for only two of the keys. Raises Unreadable."""
     if not is_reading(text):
         return read_answer(text, EMOTION_SCHEMA)
-    told = json.loads(text)
+    told = parse_json(text)
     return dict.fromkeys(EMOTION_SCHEMA, "") | {
         "target_completion": told["objective"],
         "analysis": told["subjective"],
@@ -261,6 +261,12 @@ class Simulator(Caller):
             self.reader.scale = found.pop("scale")
             vars(self.reader.source).update(found.pop("source"))
         vars(self.model).update(found)
+
+    def digest_of_templates(self, policy):
+        """A digest of what the chat templates of this process write: of the `policy` (whatever has
+        its `chat`), of the user's model and of the reader. A template may write today's date."""
+        who = policy, self.model, self.reader and self.reader.source
+        return digest([one.chat.rendered for one in who if hasattr(one, "chat")])
 
     async def check_reader(self):
         """`Reader.check` with the replies marked "weights"."""

@@ -154,12 +154,13 @@ POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context
 
 def differences(made_by, settings):
     """How the settings `made_by` of a result differ from other `settings`, in words; "" if they do
-    not."""
+    not. Results of an earlier version, which do not know their chat template, pass."""
+    made_by = {"chat_template": settings.get("chat_template"), **made_by}
     return ", ".join(
         f"{key} {made_by.get(key)} there, {settings.get(key)} here"
         for key in {**settings, **made_by}
         if key not in NOT_COMPARED and made_by.get(key) != settings.get(key)
-    )
+    ).replace("chat_template", "the chat template's text, perhaps today's date:")
 
 
 def refuse_mixed(rows, where):
