@@ -35,7 +35,6 @@ from support.stats import sign_flips
 
 import argparse
 import asyncio
-import json
 import os
 import re
 import sys
@@ -133,14 +132,11 @@ def finished_users(path, settings):
     cut off. Raises BadInput if they were made with other settings, or if the file holds no results;
     then nothing is cut."""
     with open(path, "rb") as file:
-        line = file.readline()
-    if not b'{"id": '.startswith(line[:7]):  # as `row_of` begins
-        raise BadInput(f"{path}: holds no results; choose another --out")
-    try:
-        made_by = json.loads(line).get("rlver", {})
-    except ValueError:  # half a line, the first one
-        made_by = settings
-    found = differences(made_by, settings)
+        if not b'{"id": '.startswith(file.read(7)):  # as `row_of` begins
+            raise BadInput(f"{path}: holds no results; choose another --out")
+    # None: no line is there, or half a line
+    _, row, _ = next(files.read_jsonl(path), (1, None, ""))
+    found = differences(row.get("rlver", {}) if row else settings, settings)
     if found:
         raise BadInput(f"{path}: holds other results ({found}); move it, or use another --out")
     files.cut_unfinished_line(path)
@@ -336,9 +332,11 @@ def run_benchmark(args):
     finally:
         os.close(held_lock)
     for row in lost:
-        why = f"{row['profile_id']} is missing: {row['reason']}"
-        told = f"evaluate.py: {why}; run the same command again to fill it in"
-        print(told, file=sys.stderr)
+        print(
+            f"evaluate.py: {row['profile_id']} is missing: {row['reason']}; run the same command "
+            "again to fill it in",
+            file=sys.stderr,
+        )
     if len(lost) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost")
     ids = {user.id for user in users}

@@ -25,7 +25,7 @@ from typing import Callable, NamedTuple
 
 from emotion import BENCHMARK
 from people import check_playable, load_profiles, refuse_other_heldout, users_of_run
-from players import make_simulator
+from players import digest_of_templates, make_simulator
 from rollout import Agent, read_reply
 from toy import world
 
@@ -201,6 +201,7 @@ def who_talks(args, name):
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in users]),
         "held_out": held_out,
+        "chat_template": digest_of_templates(policy.make_agent(seed=0), simulator),
     }
     return policy, simulator, users[: args.limit], settings
 

@@ -8,7 +8,7 @@ replies; the people that a simulator can play.
 from support.answers import PROMPTS
 from support.command_line import SCRIPTED
 from support.errors import BadInput
-from support.files import read_json, read_jsonl, without_surrogates
+from support.files import parse_json, read_json, read_jsonl, read_text
 
 import random
 import re
@@ -88,7 +88,7 @@ def load_profiles(path, flag="--profiles"):
                 wanted = ", ".join(allowed) if allowed else f"a {kind.__name__}"
                 raise BadInput(f"{where}: field {name!r} is {value!r:.80}; it should be {wanted}")
             else:
-                values[name] = without_surrogates(value) if kind is str else value
+                values[name] = value
         profile = Profile(**values)
         if profile.id in profiles:
             raise BadInput(f"{where}: id {profile.id!r} is used in an earlier line already")
@@ -185,7 +185,8 @@ def known_replies(used):
     written = load_profiles(PROMPTS / "profiles/en_test.jsonl")
     people = toy_profiles("train") + toy_profiles("heldout") + written
     profiles = {profile.id: profile for profile in people}
-    rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] == used]
+    lines = read_text(PROMPTS / "replies.jsonl").strip().split("\n")
+    rows = [row for row in map(parse_json, lines) if row["used"] == used]
     for row in rows:
         row["profile"] = profile = profiles[row["user"]]
         if "line" not in row:  # to a person of the toy

@@ -4,6 +4,7 @@ a second one, a reader, hears in its place (reader.py).
 
 from support.command_line import SCRIPTED, split_name
 from support.errors import BadInput
+from support.files import digest
 from support.servers import ServerModel
 
 from functools import partial
@@ -71,3 +72,12 @@ def simulator_of_run(cfg, log, clock):
         log=log,
         clock=clock,
     )
+
+
+def digest_of_templates(policy, simulator):
+    """A digest of what the chat templates of this process write: of the `policy` (whatever has its
+    `chat`), of the user's model and of the reader. A template may write today's date. (A simulator
+    of another class need not have these attributes.)"""
+    model, reader = (getattr(simulator, name, None) for name in ("model", "reader"))
+    models = policy, model, getattr(reader, "source", None)
+    return digest([one.chat.rendered for one in models if hasattr(one, "chat")])

@@ -36,7 +36,7 @@ from emotion import TRAINING, hidden_need
 from grpo import check_groups, grpo_update
 from models import DistanceFromStart, Models
 from people import profiles_of_step, refuse_other_heldout, users_of_run
-from players import simulator_of_run
+from players import digest_of_templates, simulator_of_run
 from policy import split_batch
 from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout
@@ -163,7 +163,7 @@ def begin(cfg, run):
     if checkpoint:
         distance.read()
     run.try_to_save(models.write_trial, models.checkpoint_bytes())
-    state = run.begin(checkpoint, heldout)
+    state = run.begin(checkpoint, heldout, digest_of_templates(models, simulator))
     ranks.barrier()
     if run.first:
         print_head(cfg, run.path, len(users), len(heldout), ranks.world_size(), state["step"])

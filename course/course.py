@@ -53,9 +53,10 @@ def run(args):
     if args.command == "list":
         print_list(chosen)
     elif args.command == "handout":
-        handout(args.directory, chosen)
+        handout(Path(args.directory), chosen)
     elif args.command == "grade":
-        return 0 if grade(args.submissions, chosen, args.limit, args.csv) else 1
+        submissions = [Path(directory) for directory in args.submissions]
+        return 0 if grade(submissions, chosen, args.limit, args.csv) else 1
     elif args.command == "matrix":
         return 0 if matrix(chosen, args.limit) else 1
     return 0
@@ -92,10 +93,10 @@ def make_parser():
     lab_command = command("lab", "break the project on purpose, and look (lab alone lists them)")
 
     handout_command.add_argument(
-        "directory", metavar="DIR", type=Path, help="where it is written; it must be new or empty"
+        "directory", metavar="DIR", help="where it is written; it must be new or empty"
     )
     grade_command.add_argument(
-        "submissions", metavar="DIR", type=Path, nargs="+", help="a student's copy of the handout"
+        "submissions", metavar="DIR", nargs="+", help="a student's copy of the handout"
     )
     grade_command.add_argument("--csv", metavar="FILE", help="write the results there too")
     for with_only in (handout_command, grade_command, matrix_command):

@@ -98,8 +98,8 @@ for reply in replies:
 # and feels (analysis), and by how much the emotion changes. A script wrote this one; with a real
 # simulator a language model does.
 #
-# The four letters of `code` stand in the prompt, which the policy never sees. So no reply can forge
-# a change of its own (`read_answer` in `support/answers.py`).
+# The four letters of `code` stand in the prompt, which the policy never sees. A reply that forges a
+# change of its own would have to guess them (`read_answer` in `support/answers.py`).
 #
 # ## 2. A dialogue as tokens
 #

@@ -6,7 +6,7 @@ is the reward. Two things keep its words from setting the number:
 
 * The words of a dialogue enter a prompt in one substitution pass, as JSON (`fill`, `as_json`).
 * An answer is one JSON object, and must hold the code of its prompt, four letters that the policy
-  cannot know (`read_answer`, `code_of`). docs/hacking.md says why, and what this does not stop.
+  never sees (`read_answer`, `code_of`). docs/hacking.md says why, and what this does not stop.
 
 A *schema* says what an answer holds: {key: kind}, in the order of the answer, so that the analysis
 comes before the number. A kind is str, int or bool, a range of integers, a tuple of allowed texts,
@@ -14,7 +14,7 @@ comes before the number. A kind is str, int or bool, a range of integers, a tupl
 """
 
 from support.errors import BadInput
-from support.files import without_surrogates
+from support.files import parse_json, read_text
 
 import hashlib
 import json
@@ -28,9 +28,10 @@ CODE_LETTERS = "bcdfghjkmnpqrstvwxz"
 
 # ---------------------------------------------------------------------------------------- prompts
 
+OF_USER = "purpose persona scene task dialogue code".split()
 PLACEHOLDERS = {
-    "emotion": {"purpose", "persona", "scene", "task", "emotion", "dialogue", "code"},
-    "reply": {"purpose", "persona", "scene", "task", "level", "planning", "dialogue", "code"},
+    "emotion": {*OF_USER, "emotion"},
+    "reply": {*OF_USER, "level", "planning"},
     "person": {"story", "line", "earlier", "reply"},  # this prompt and the next are a Reader's
     "need": {"task"},
 }
@@ -40,7 +41,7 @@ def load_prompt(name, lang="en", folder=""):
     """The text of a prompt file. It must hold exactly the placeholders in PLACEHOLDERS[name],
     written as {{name}}, or no placeholder if `name` is not listed there. Raises BadInput."""
     path = PROMPTS / lang / folder / f"{name}.txt"
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     placeholders = PLACEHOLDERS.get(name, set())
     for odd in sorted(placeholders ^ set(re.findall(r"\{\{(\w+)\}\}", text))):
         problem = "lacks its" if odd in placeholders else "has an unknown"
@@ -83,7 +84,7 @@ def read_answer(text, schema, code=None):
 
         fine","code":"....","change":10}
 
-    without escaping it, and so end the object early, but the policy does not know the code.
+    without escaping it, and so end the object early, but the policy has never seen the code.
     (docs/hacking.md says what such a reply can still do.)"""
     text = text.removeprefix("\ufeff").strip()  # some servers put a byte order mark first
     if not text.startswith(("{", "```")):
@@ -101,7 +102,7 @@ def read_answer(text, schema, code=None):
     text = re.sub("^```(?:json)?(.*)```$", r"\1", text, flags=re.DOTALL | re.IGNORECASE)
     try:
         # strict=False: raw line breaks within strings are read
-        found = json.loads(text, strict=False, object_pairs_hook=without_twins)
+        found = parse_json(text, strict=False, object_pairs_hook=without_twins)
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"not one JSON object: {error}") from None
     answer = as_kind(found, schema, "the answer")
@@ -142,7 +143,7 @@ def as_kind(value, kind, where):
         fits = type(value) is kind  # not isinstance: True is an int, too
     if not fits:
         raise Unreadable(f"{where} is not what was asked for")
-    return without_surrogates(value) if isinstance(value, str) else value
+    return value
 
 
 def code_of(template, values, attempt=0):
@@ -152,15 +153,19 @@ def code_of(template, values, attempt=0):
     It stands in the first line, so a server that silently drops the beginning of a long prompt
     drops the code with the story. All prompts of a dialogue begin alike, because servers keep what
     they computed for a beginning. So nothing is hashed that changes from turn to turn. The same
-    question always has the same code, so that its logged answer can be read again. Four letters
-    that occur somewhere in a value are skipped: the policy could have guessed or heard them."""
+    question always has the same code, so that its logged answer can be read again.
+
+    So the code is no secret of one prompt: it is the same for a person, template and attempt during
+    the whole training, one of 19**4 = 130,321. The policy never sees it, but it may guess. Four
+    letters that occur somewhere in a value are skipped: the policy could have guessed or heard
+    them."""
     spelled = json.dumps(values, ensure_ascii=False).casefold()
     person = {name: values[name] for name in ("persona", "scene", "task") if name in values}
     seed = json.dumps([template, person or values, attempt], ensure_ascii=False)
     # The first code is nearly always free. The bound ends the search in a text that was made to
     # hold every combination of four letters.
     for _ in range(1000):
-        hashed = hashlib.sha256(seed.encode("utf-8", "surrogatepass"))
+        hashed = hashlib.sha256(seed.encode())
         code = "".join(CODE_LETTERS[byte % len(CODE_LETTERS)] for byte in hashed.digest()[:4])
         if code not in spelled:
             break

@@ -28,6 +28,14 @@ import re
 
 from tokenizers import Tokenizer
 
+# What both sides say in a dialogue that is only rendered (`ChatFormat.check_pieces`).
+CHECKED = 3 * (
+    "My sister forgot my birthday.",
+    "It was last Monday.",
+    'She wrote: "5 < 6 & 7"',
+    "I waited.\n\n# Then *I* waited." * 50,
+)
+
 
 class ChatFormat:
     """The chat template: cut once into pieces of ids, which are then put around every message.
@@ -46,8 +54,9 @@ class ChatFormat:
 
     The pieces are encoded with the tokens that were added to the vocabulary, messages without them:
     a user who types <|im_end|> or </think> has typed ten characters, or eight. Once the pieces are
-    cut, a dialogue of two turns is put together from them and compared with the template's own
-    text.
+    cut, a dialogue of twelve turns is put together from them and each of its prompts is compared
+    with the template's own text (`check_pieces`). A template may write something else in another
+    process, such as today's date; `rendered` is its text in this one, to compare them by.
 
     system_prompt: "" for none. think: whether replies begin with a thought. template_args: further
     arguments of the template, as {"enable_thinking": False}. stop_ids: the tokens at which the
@@ -110,8 +119,8 @@ class ChatFormat:
         """The template's own text around the messages of a dummy dialogue: up to the user's first
         text, from there to a past reply, from there to the user's next text, and from there to a
         new reply. Raises BadModel."""
-        text = self.render("@@1@@", "@@2@@", "@@3@@")
-        match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", text, re.DOTALL)
+        self.rendered = self.render("@@1@@", "@@2@@", "@@3@@")
+        match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", self.rendered, re.DOTALL)
         if not match or self.system_prompt.strip() not in match[1]:
             raise BadModel(
                 "the chat template does not show every message as it is; this code "
@@ -154,23 +163,25 @@ class ChatFormat:
         return tail[:at], tail[at], tail[at + 1 :]
 
     def check_pieces(self):
-        """Glue a dialogue of two turns together, and raise BadModel with the first difference if
-        its text is not the template's own."""
-        texts = ("My sister forgot my birthday.", "Tell me more.", "It was last Monday.")
-        first_line, reply, next_line = texts
-        wanted = self.decode(self.encode(self.render(*texts)))
-        glued = self.decode(
-            self.first_prompt(first_line)
-            + self.past_reply(reply)
-            + self.next_prompt(next_line)
-            + self.opening
-        )
-        if glued != wanted:
-            i = max(0, len(os.path.commonprefix([wanted, glued])) - 20)
-            raise BadModel(
-                "the chat template cannot be cut into pieces: it writes "
-                f"{wanted[i : i + 40]!r}, its pieces give {glued[i : i + 40]!r}"
-            )
+        """Glue a dialogue of twelve turns together, and raise BadModel with the first difference if
+        the text of one of its prompts is not the template's own. A template may number the rounds,
+        write a reminder from the third turn on, leave out early turns, or change long messages and
+        signs. A shorter or simpler dialogue would not show it."""
+        texts, ids, write = [], [], self.first_prompt
+        for text in CHECKED:  # said by the user, and then by the policy
+            texts.append(text)
+            ids += write(text)
+            wanted = self.decode(self.encode(self.render(*texts)))
+            glued = self.decode(ids + self.opening)
+            if glued != wanted:
+                i = max(0, len(os.path.commonprefix([wanted, glued])) - 20)
+                raise BadModel(
+                    "the chat template cannot be cut into pieces: it writes "
+                    f"{wanted[i : i + 40]!r}, its pieces give {glued[i : i + 40]!r}"
+                )
+            texts.append(text)
+            ids += self.past_reply(text)
+            write = self.next_prompt
 
     # --------------------------------------------------------------- speaking, for every message
 

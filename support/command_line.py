@@ -3,10 +3,10 @@ in one line, types for numbers that have bounds, and the names of models.
 """
 
 from support.errors import BadInput, explain
+from support.files import parse_json
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import sys
@@ -31,13 +31,19 @@ def print_folded(text):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reports an error in one line, without the usage. It also lets the
-    terminal show "?" for a character that it lacks."""
+    """An argument parser that reports an error in one line, without the usage. A flag without a
+    type of its own is a `path_or_name`.
+
+    It also sets up the standard streams. The terminal shows "?" for a character that it lacks. What
+    is typed and is no text, such as the rest of a Chinese character of which one byte was erased,
+    is read as U+FFFD; otherwise it would end the program here, in a tokenizer or in a log."""
 
     def __init__(self, **options):
         super().__init__(**options)
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError):  # a stream that is no file cannot do it
+        self.register("type", None, path_or_name)
+        for stream in (sys.stdin, sys.stdout, sys.stderr):
+            # a stream that is no file cannot do it, nor one that is closed or was read already
+            with contextlib.suppress(AttributeError, ValueError):
                 stream.reconfigure(errors="replace")
 
     def error(self, message):
@@ -75,7 +81,22 @@ above_zero = partial(read_checked, float, lambda x: x > 0, "a number above 0")
 not_negative = partial(read_checked, float, lambda x: x >= 0, "a number from 0")
 fraction = partial(read_checked, float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 emotion_value = partial(read_checked, int, lambda x: 0 <= x <= 100, "a whole number from 0 to 100")
-json_object = partial(read_checked, json.loads, lambda x: isinstance(x, dict), "a JSON object")
+json_object = partial(read_checked, parse_json, lambda x: isinstance(x, dict), "a JSON object")
+
+
+def path_or_name(text, change=os.path.expanduser):
+    """A path or a model's name, with the home directory in place of its ~. A shell does so only at
+    the beginning of a word, and not in --out=~/run or local:~/model. change: of the path.
+
+    Bytes of a file name that are no UTF-8 are refused: they would end the program where the name is
+    logged as JSON. What keeps its ~ has no such home; ./~x names a file ~x."""
+    place = text.removeprefix("local:")
+    return text.removesuffix(place) + read_checked(
+        change,
+        lambda x: not x.encode().startswith(b"~"),
+        "a path or name in UTF-8, in which ~ is a home directory,",
+        place,
+    )
 
 
 # ------------------------------------------------------------------------------- names of models
@@ -111,9 +132,8 @@ def split_name(name):
 
 
 def from_anywhere(name):
-    """A model's name. An existing directory becomes an absolute path: a run may be resumed, and its
+    """A path, or a model's name. What exists becomes an absolute path: a run may be resumed, and its
     config.json read, from another directory. The model of a user follows "local:"."""
-    place = name.removeprefix("local:")
-    if name in SCRIPTED or not os.path.isdir(place):
-        return name
-    return name[: -len(place)] + os.path.abspath(place)
+    name = path_or_name(name)
+    is_there = name not in SCRIPTED and os.path.exists(name.removeprefix("local:"))
+    return path_or_name(name, os.path.abspath) if is_there else name

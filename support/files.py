@@ -1,4 +1,4 @@
-"""support/files.py - files that are written whole or not at all; JSON and JSONL; locks."""
+"""support/files.py - files that are written whole or not at all; text and JSON that come in; locks."""
 
 from support.errors import BadInput
 
@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 # ------------------------------------------------------------------------------------------ writing
@@ -26,8 +27,8 @@ def write_json(path, value):
 
 
 def append_line(path, value):
-    """Append a line to a JSONL file."""
-    with open(path, "a", encoding="utf-8") as file:
+    """Append a line to a JSONL file. Half a surrogate pair becomes a "?"."""
+    with open(path, "a", encoding="utf-8", errors="replace") as file:
         file.write(json.dumps(value, ensure_ascii=False) + "\n")
 
 
@@ -46,17 +47,38 @@ def digest(*parts):
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def without_surrogates(text):
-    """`text` with every half of a surrogate pair replaced by U+FFFD. JSON may hold such a half
-    ("\\ud83d" is half an emoji), but UTF-8 cannot, so a run would end when it writes the text to a
-    log."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+# ------------------------------------------------------------------------------------------ reading
+
+
+def read_text(path):
+    """The text of a file, without a byte order mark. Raises BadInput if it is not UTF-8, OSError if
+    there is no such file."""
+    try:
+        return Path(path).read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: not in UTF-8 ({error}); save it in UTF-8") from None
+
+
+def parse_json(text, **options):
+    """The value of a JSON text, as json.loads(text, **options). All JSON that comes in, from a file,
+    a server or a flag, is read here.
+
+    Every half of a surrogate pair in it becomes U+FFFD. JSON may hold such a half ("\\ud83d" is
+    half an emoji), also within a list or as a key, but UTF-8 and a tokenizer cannot: a run would
+    end where the text is logged, hashed or encoded. All other text stays as it is."""
+    # Group 1 is what stays: an escaped backslash (behind it "ud83d" is only text), and both halves of
+    # a pair. All other halves match, too, as escapes or as they are.
+    halves = (
+        r"(\\\\|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})"
+        r"|\\u[dD][89a-fA-F][\da-fA-F]{2}|[\ud800-\udfff]"
+    )
+    return json.loads(re.sub(halves, lambda match: match[1] or "\ufffd", text), **options)
 
 
 def read_json(path):
     """The value in a JSON file, or {} if there is no such file or it cannot be read."""
     try:
-        return json.loads(Path(path).read_text("utf-8"))
+        return parse_json(read_text(path))
     except (OSError, ValueError):
         return {}
 
@@ -72,9 +94,9 @@ def read_jsonl(path, containing=b""):
             if not line.strip() or containing not in line:
                 continue
             try:
-                yield number, json.loads(line), None
+                yield number, parse_json(line.decode("utf-8-sig")), None
             except (ValueError, RecursionError) as error:
-                yield number, None, f"not a whole JSON object ({error}); is the file half-written?"
+                yield number, None, f"not a whole JSON object in UTF-8 ({error}); half-written?"
 
 
 def size_of(path):

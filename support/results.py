@@ -6,9 +6,8 @@ are read by tools/sage.py.)
 from support.answers import read_answer
 from support.command_line import scripted_notice
 from support.errors import BadInput
-from support.files import read_jsonl
+from support.files import parse_json, read_jsonl
 
-import json
 import re
 
 from emotion import TRAINING, need_of, scale_in_words
@@ -128,12 +127,13 @@ POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context
 
 def differences(made_by, settings):
     """How the settings `made_by` of a result differ from other `settings`, in words; "" if they do
-    not."""
+    not. Results of an earlier version, which do not know their chat template, pass."""
+    made_by = {"chat_template": settings.get("chat_template"), **made_by}
     return ", ".join(
         f"{key} {made_by.get(key)} there, {settings.get(key)} here"
         for key in {**settings, **made_by}
         if key not in NOT_COMPARED and made_by.get(key) != settings.get(key)
-    )
+    ).replace("chat_template", "the chat template's text, perhaps today's date:")
 
 
 def refuse_mixed(rows, where):
@@ -190,7 +190,7 @@ def reading_in(text):
     """The object in a logged answer to f_emo, if the feelings were read (reader.py): only then it
     has log-odds. Else None: they were written, by the user's model."""
     try:
-        answer = json.loads(text)
+        answer = parse_json(text)
     except ValueError:  # a written one may stand behind a thought, or in a fence
         return None
     return answer if isinstance(answer, dict) and "log_odds" in answer else None

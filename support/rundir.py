@@ -74,10 +74,11 @@ class RunDir:
             self.calls.read(path)  # nothing is paid for twice, whichever rank asked it
         return newest
 
-    def begin(self, checkpoint, heldout):
+    def begin(self, checkpoint, heldout, templates):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again; write config.json and heldout.json. The directory
-        is made on every rank, and locked if it is new. Returns the state. Raises BadInput."""
+        is made on every rank, and locked if it is new. templates: what the chat templates write, as
+        a digest. Returns the state. Raises BadInput."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -85,9 +86,16 @@ class RunDir:
             # how long each log was at the checkpoint: what came later is cut off
             "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
             "checkpoints": [],  # those that the run wrote and has not removed
+            "chat_template": templates,  # at the first step; a run of an earlier version has none
         }
         if checkpoint:
             state |= state_of(checkpoint)
+        if state["chat_template"] != templates:
+            # Only a warning, because a run of three days must not be lost.
+            self.tell(
+                "warning: a chat template writes something else than when this run began, perhaps "
+                "today's date: from here on the prompts differ (docs/troubleshooting.md)"
+            )
         if self.cfg.steps < state["step"]:
             raise BadInput(
                 f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "

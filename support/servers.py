@@ -12,7 +12,7 @@ second.
 
 from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer
 from support.errors import BadInput, PromptRefused, SimulatorFailed, SimulatorRefused, one_line
-from support.files import without_surrogates
+from support.files import parse_json
 
 import asyncio
 import json
@@ -224,7 +224,7 @@ class ServerModel:
     def quote(self, words):
         """An error or a server's words as one line, for a message. Without our key: some servers
         quote it."""
-        return one_line(without_surrogates(str(words).replace(self.key, "***")))
+        return one_line(str(words).replace(self.key, "***"))
 
 
 # ------------------------------------------------------------------------------ reading a response
@@ -240,7 +240,7 @@ def read_response(text):
 
     Content may be a list of parts. Reasoning is in a field with one of two names."""
     try:
-        body = json.loads(text)
+        body = parse_json(text)
     except (ValueError, RecursionError):
         return 200, None
     choice = at(body, "choices", 0)
@@ -298,7 +298,7 @@ def texts_in(content):
     """The text of a message's content: a string, or a list of parts, whose texts are joined."""
     if isinstance(content, list):
         return "".join(texts_in(at(part, "text")) for part in content)
-    return without_surrogates(content) if isinstance(content, str) else ""
+    return content if isinstance(content, str) else ""
 
 
 # ------------------------------------------------------------------------------- making a request

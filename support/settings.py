@@ -22,7 +22,6 @@ from support.files import read_json
 
 import argparse
 import importlib.util
-import os
 import re
 import time
 from dataclasses import dataclass, field, fields
@@ -131,7 +130,7 @@ class Settings:
         "JSONL file with the users to train on, then one with held-out users; without the second "
         "a fifth of the first is held out, whole personas of all needs, --eval-size at most "
         "(default: the toy's 500 and 128 users)",
-        os.path.abspath,  # config.json is read from other directories, too
+        from_anywhere,
         nargs="+",
         metavar="FILE",
     )

@@ -11,7 +11,7 @@ from support.answers import PROMPTS
 from support.calls import MAX_THINKING_TOKENS, CallLog
 from support.command_line import SCRIPTED, not_negative
 from support.errors import BadInput, SimulatorFailed
-from support.files import digest
+from support.files import digest, read_text
 from support.user_check import check_form
 
 import asyncio
@@ -105,7 +105,7 @@ def open_call_log(path):
 @cache
 def load_text(name, lang):
     """The text of a file in prompts/LANG/. name: its folder there and its own, "judge/needs"."""
-    return (PROMPTS / lang / f"{name}.txt").read_text(encoding="utf-8").strip()
+    return read_text(PROMPTS / lang / f"{name}.txt").strip()
 
 
 def ask_files(args, slots_of, name, *more):

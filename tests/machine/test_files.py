@@ -1,14 +1,50 @@
-"""Files of results: none is overwritten or shared."""
+"""Files of results: none is overwritten or shared. Text that comes in: it is text, or refused."""
 
-from support.files import lock
+from support import answers
+from support.errors import BadInput
+from support.files import lock, parse_json, read_json
 
 import importlib
+import json
 import os
 
 import pytest
 
 from result_files import SHORT, measure, our_line, write
 from runs import files
+
+
+@pytest.mark.parametrize(
+    "text, read",
+    [
+        (r"\ud83d\ude00 \uD83D\uDE00 😀", "😀 😀 😀"),
+        (r"\\ud83d \\\\ude00", r"\ud83d \\ude00"),  # a backslash and letters
+        (r"\ud83d \uDE00 \\\ud83d", "� � \\�"),
+        (r"\ude00\ud83d\ud83d\ude00", "��😀"),
+        ("\udcff", "�"),  # a byte that was no UTF-8, in a flag
+        (r"\ud7ff\ue000\n", "\ud7ff\ue000\n"),
+    ],
+)
+def test_half_a_surrogate_is_replaced_and_nothing_else(text, read):
+    """No log, hash or tokenizer can hold it, wherever it stands."""
+    assert parse_json(f'{{"{text}": ["{text}", 0.1]}}') == {read: [read, 0.1]}
+    with pytest.raises(ValueError):
+        parse_json(r'"\ud83"')
+
+
+def test_files_that_are_not_utf_8(tmp_path, monkeypatch):
+    """A prompt that an editor had saved in GBK was a traceback. A byte order mark is no letter."""
+    monkeypatch.setattr(answers, "PROMPTS", tmp_path)
+    (tmp_path / "zh").mkdir()
+    path = tmp_path / "zh" / "complaint.txt"
+    path.write_text("你好", "gbk")
+    with pytest.raises(BadInput, match=f"{path}: not in UTF-8"):
+        answers.load_prompt("complaint", "zh")
+    assert read_json(path) == {}
+    path.write_text("你好", "utf-8-sig")
+    assert answers.load_prompt("complaint", "zh") == "你好"
+    path.write_text(json.dumps({"a": 1}), "utf-8-sig")
+    assert read_json(path) == {"a": 1}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ often, and never twice. And files as the world has them."""
 
 from support.answers import PROMPTS, fill
 from support.errors import BadInput
+from support.files import digest
 
 import json
 import re
@@ -110,8 +111,11 @@ def test_a_file_with_half_a_letter_and_one_with_brackets_without_end(tmp_path):
     counts brackets on its own stack, and gives up with a traceback."""
     path = tmp_path / "p.jsonl"
     row = {**world.profiles("train", 1)[0], "player": "* Name: Ann \ud83d, \U0001f600"}
+    row |= {"cha_group": ["\ude00 calm", {"\ud83d": ["\ud83d"]}]}
     path.write_text(json.dumps(row) + "\n")
-    assert load_profiles(path)[0].player == "* Name: Ann \ufffd, \U0001f600"
+    profile = load_profiles(path)[0]
+    assert profile.player == "* Name: Ann \ufffd, \U0001f600" and digest(vars(profile))
+    assert profile.cha_group == ["\ufffd calm", {"\ufffd": ["\ufffd"]}]
     path.write_text("[" * 200_000 + "\n")
     with pytest.raises(BadInput, match="line 1: .*recursion"):
         load_profiles(path)

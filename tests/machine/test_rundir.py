@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from statistics import mean, stdev
 from types import SimpleNamespace
@@ -46,6 +47,7 @@ from runs import (
     summary,
     words,
 )
+from simulator import make_simulator
 from tools import replay
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -268,13 +270,13 @@ def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
     """A checkpoint may reach the disk before the log does. To cut a file to more than its length
     writes a hole into it that no JSON reader passes."""
     run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    state = run.begin(None, [])
+    state = run.begin(None, [], "")
     run.append("metrics.jsonl", {"step": 1})
     checkpoint = tmp_path / "out" / "checkpoint-000001"
     for known, left in ((99, 12), (6, 6)):
         old = {**state, "step": 1, "log_bytes": {"metrics.jsonl": known}}
         write_json(checkpoint / "state.json", old)
-        run.begin(checkpoint, [])
+        run.begin(checkpoint, [], "")
         assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'[:left]
     run.close()
 
@@ -328,11 +330,11 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
     out = tmp_path / "out"
     first, second = (rundir.RunDir(out, resolve_settings({"seed": seed})) for seed in (0, 1))
     second.enter()
-    first.begin(None, [])
+    first.begin(None, [], "")
     first.append("metrics.jsonl", {"step": 1})
     before = files(out)
     with pytest.raises(BadInput, match="another process"):
-        second.begin(None, [])
+        second.begin(None, [], "")
     assert files(out) == before
 
 
@@ -355,6 +357,58 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(half, tmp_path, capfd):
 
 
 # ------------------------------------------------------------------------- checkpoints, and copies
+
+
+@pytest.fixture
+def dated(tiny_dir, tmp_path, monkeypatch):
+    """A model whose chat template writes today's date, and a function that sets the day."""
+
+    def set_day(day):
+        now = SimpleNamespace(now=lambda: datetime(2026, 1, day))
+        monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", now)
+
+    path = shutil.copytree(tiny_dir, tmp_path / "dated")
+    template = path / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d') }}" + template.read_text())
+    set_day(1)
+    return path, set_day
+
+
+@pytest.mark.slow
+def test_a_template_that_writes_the_date(dated, tmp_path, capfd):
+    """A run that went on, and an evaluation that was continued, on the next day had other prompts
+    from there on, without a word. What does not know its templates yet goes on as it did."""
+    (model, set_day), out, result = dated, tmp_path / "out", tmp_path / "r.jsonl"
+    users = ["--policy", model, "--max-tokens", 4, "--max-turns", 1, "--out", result, "--limit"]
+    assert go(model, out, "--steps", 1) == 0 == evaluate.main(words(*users, 1))
+
+    def forget(path):  # as an earlier version wrote it
+        path.write_text(re.sub(r',\s*"chat_template": "\w+"', "", path.read_text()))
+
+    for step, day, warnings in ((2, 1, 0), (3, 2, 1), (4, 3, 0)):
+        set_day(day)
+        if step == 4:
+            forget(out / "checkpoint-000003" / "state.json")
+        told = output_of(capfd, 0, rlver.main, "--resume", out, "--steps", step)
+        assert told.count("warning: a chat template") == warnings
+    told = output_of(capfd, 2, evaluate.main, *users, 2)
+    assert "the chat template's text, perhaps today's date: " in told
+    forget(result)
+    assert evaluate.main(words(*users, 2)) == 0 and len(rows(result)) == 2
+
+
+def test_the_users_template_may_write_the_date_too(dated, taught):
+    """Of a local: user or reader, half of whose answers were to other prompts."""
+    model, set_day = dated
+    for part in taught.iterdir():  # a reader needs yes and no as a token each
+        if part.name != "chat_template.jinja":
+            shutil.copy(part, model)
+    for name, reader in ((f"local:{model}", None), ("toy", f"local:{model}")):
+        found = []
+        for day in (1, 1, 2):
+            set_day(day)
+            found.append(make_simulator(name, reader=reader).digest_of_templates(None))
+        assert found[0] == found[1] != found[2]
 
 
 def test_copies_of_checkpoints_are_nobodys_business(half, tmp_path, capfd):

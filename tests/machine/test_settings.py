@@ -4,6 +4,7 @@ one line, before anything is written."""
 from support.command_line import Parser, from_anywhere, split_name
 from support.settings import REAL, TOY, make_parser, resolve_settings
 
+import importlib
 import itertools
 import os
 import subprocess
@@ -212,6 +213,71 @@ def test_what_a_terminal_lacks_is_shown_as_a_question_mark():
         check=True,
     )
     assert done.stdout == b"well? ?\n"
+
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of en_US.UTF-8, of C.UTF-8
+@pytest.mark.parametrize("typed", [b"a \xe4\xbd b", b"\xc4\xe3\xba\xc3", b"\xed\xa0\xbd"])
+def test_what_is_typed_and_is_no_text_is_replaced(typed, errors):
+    """Half a character that was erased, GBK, half a surrogate: a chat ended in a traceback, at once
+    or in its tokenizer."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from support.settings import Parser; Parser(); print(input())"],
+        env={**os.environ, "PYTHONIOENCODING": f"utf-8:{errors}"},
+        cwd=ROOT,
+        input=typed,
+        capture_output=True,
+    )
+    assert done.stdout.decode().strip() == typed.decode(errors="replace"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "rlver --out=~/there/x",
+        "rlver --resume=~/x",
+        "rlver --model=~/x",
+        "rlver --simulator=local:~/x --profiles=~/there",
+        "rlver --simulator=openai:m@http://h --profiles ~/there ~/x",
+        "rlver --reader=local:~/x",
+        "evaluate --policy=~/x",
+        "evaluate --policy=toy --profiles=~/x",
+        "evaluate --policy=toy --out=~/there/x",
+        "evaluate --score=~/x",
+        "evaluate --compare ~/x ~/y",
+        "evaluate --score ~/there --json=~/there",
+        "tools.ability ~/x ~/y",
+        "tools.blind --read=~/x",
+        "tools.blind ~/there --out=~/there",
+        "tools.chat ~/x",
+        "tools.fitness --reader=local:~/x",
+        "tools.judge needs ~/x",
+        "tools.judge capabilities ~/there --judge=toy --picture=~/there",
+        "tools.profiles --out=~/there",
+        "tools.profiles --check=~/x",
+        "tools.replay ~/x",
+        "tools.report ~/x",
+        "tools.strategies ~/x",
+        "course handout ~/there",
+        "course grade ~/x",
+        "course grade . --only kl --csv=~/there/x",
+    ],
+)
+def test_every_flag_that_takes_a_path_knows_the_home_directory(flags, tmp_path, monkeypatch, capfd):
+    """No shell expands the ~ of --out=~/run: the run went to a directory named ~."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    write(Path("there"), *world.profiles("train", 10))
+    Path("ppo.py").touch()  # a student's
+    program, *flags = flags.split()
+    told = output_of(capfd, 2, importlib.import_module(program).main, *flags)
+    assert f"{tmp_path}/" in told and not Path("~").exists()
+
+
+@pytest.mark.parametrize("flag", ["--model=\udcff", "--out=/\udcff", "--out=~nobody-has-it/run"])
+def test_a_path_that_no_log_can_hold_is_refused(flag, capfd):
+    """Bytes that are no UTF-8 ended a run where its first line was logged; no such home directory
+    was a directory of that name."""
+    assert "a path or name in UTF-8" in refuse(capfd, flag)
 
 
 def test_a_program_that_saves_nothing_does_not_promise_to_go_on(capfd):

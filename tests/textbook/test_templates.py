@@ -103,6 +103,21 @@ def test_any_of_the_models_stop_ids_ends_a_reply(think, tmp_path, tiny_tokenizer
             "('Thanks! ' if m.content == 'It was last Monday.' else '') + m.content",
             r"writes '.*user\\nThanks! .*pieces give '.*user\\nIt was",
         ),
+        # what a dialogue of two turns, or of short and plain words, does not show
+        *[
+            (old, new, "cannot be cut into pieces")
+            for old, new in [
+                ("{{ m.content", "{{ loop.index0 // 2 if m.role == 'user' }}{{ m.content"),
+                ("{{ m.content", "{{ 'Be brief. ' * (loop.index > 4) }}{{ m.content"),
+                ("{{ m.content", "{{ 'Hm. ' * (loop.index % 4 == 1) }}{{ m.content"),
+                ("{{ m.content", "{{ 'To begin: ' * (messages|length == 1) }}{{ m.content"),
+                ("{{ m.content", "{{ 'Sum up. ' * (messages|length == 19) }}{{ m.content"),
+                ("in messages", "in messages[-20:]"),
+                ("m.content", "m.content[:1000]"),
+                ("m.content", "m.content | e"),
+                ("m.content", "m.content | replace('\n\n', '\n')"),
+            ]
+        ],
     ],
 )
 def test_a_template_that_cannot_be_cut_is_refused(old, new, told, tiny_tokenizer):
