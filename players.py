@@ -80,4 +80,5 @@ def digest_of_templates(policy, simulator):
     of another class need not have these attributes.)"""
     model, reader = (getattr(simulator, name, None) for name in ("model", "reader"))
     models = policy, model, getattr(reader, "source", None)
-    return digest([one.chat.rendered for one in models if hasattr(one, "chat")])
+    chats = [getattr(one, "chat", None) for one in models]  # of a ServerModel it is a function
+    return digest([chat.rendered for chat in chats if hasattr(chat, "rendered")])

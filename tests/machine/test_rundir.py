@@ -29,6 +29,7 @@ import partners
 import rlver
 from conftest import ROOT
 from people import toy_profiles
+from players import digest_of_templates, make_simulator
 from policy import split_batch
 from runs import (
     ALGO,
@@ -47,7 +48,6 @@ from runs import (
     summary,
     words,
 )
-from simulator import make_simulator
 from tools import replay
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -407,7 +407,7 @@ def test_the_users_template_may_write_the_date_too(dated, taught):
         found = []
         for day in (1, 1, 2):
             set_day(day)
-            found.append(make_simulator(name, reader=reader).digest_of_templates(None))
+            found.append(digest_of_templates(None, make_simulator(name, reader=reader)))
         assert found[0] == found[1] != found[2]
 
 
