@@ -134,8 +134,8 @@ def finished_users(path, settings):
     """The ids of the users whose dialogues the result file `path` holds. Half a line at its end is
     cut off. Raises BadInput if they were made with other settings, or if the file holds no results;
     then nothing is cut."""
-    with open(path, "rb") as file:
-        line = file.readline()
+    # from a pipe or a device nothing can be read again
+    line = path.open("rb").readline() if path.is_file() else b"no file"
     if not b'{"id": '.startswith(line[:7]):  # as `row_of` begins
         raise BadInput(f"{path}: holds no results; choose another --out")
     try:
@@ -244,8 +244,9 @@ def print_ranks(results):
     if len(simulators) != 2 or len(policies) < 3 or len(scores) != 2 * len(policies):
         return
     rho = spearman(*[[scores[who, policy] for policy in policies] for who in simulators])
-    who = f"{len(policies)} policies, {' and '.join(simulators)}"
-    print_folded(f"\nranks of {who}: rho = {rho:.2f}")
+    print_folded(
+        f"\nranks of {len(policies)} policies, {' and '.join(simulators)}: rho = {rho:.2f}"
+    )
 
 
 # ------------------------------------------------------------------------ two result files compared
@@ -269,8 +270,8 @@ def compare(path_before, path_after, rule=None, ids=None, draws=10_000):
     gains = after - before
     mean = gains.mean()
     rng = np.random.default_rng(0)
-    samples = rng.integers(n, size=(draws, n))  # indices of users
-    low, high = np.percentile(gains[samples].mean(1), [2.5, 97.5]).tolist()
+    samples = gains[rng.integers(n, size=(draws, n))]
+    low, high = np.percentile(samples.mean(1), [2.5, 97.5]).tolist()
     made_before, made_after = (rows[0]["made_by"] for rows in scored)
     return {
         "a": path_before,
@@ -344,8 +345,11 @@ def run_before_after(args):
     paths = [Path(name) / file for file in ("before.jsonl", "after.jsonl")]
     files.refuse_overwriting({"--json": args.json}, paths)
     for step, path in zip((0, None), paths):  # where it started, and its newest checkpoint
-        of_side = {"policy": name, "step": step, "out": path, "json": None}
-        ids = run_benchmark(argparse.Namespace(**vars(args) | of_side))
+        ids = run_benchmark(
+            argparse.Namespace(
+                **vars(args) | {"policy": name, "step": step, "out": path, "json": None}
+            )
+        )
     print()
     run_comparison(args, *map(str, paths), ids=ids)
 
@@ -366,9 +370,11 @@ def run_benchmark(args):
     finally:
         os.close(held_lock)
     for row in lost:
-        why = f"{row['profile_id']} is missing: {row['reason']}"
-        told = f"evaluate.py: {why}; run the same command again to fill it in"
-        print(told, file=sys.stderr)
+        print(
+            f"evaluate.py: {row['profile_id']} is missing: {row['reason']}; run the same command "
+            "again to fill it in",
+            file=sys.stderr,
+        )
     if len(lost) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost")
     ids = {user.id for user in users}
