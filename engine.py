@@ -16,9 +16,11 @@ layers of transformers with the trainer; vLLM does not share them either.)
 from support.calls import Clock
 from support.errors import BadModel, one_line
 from support.loading import stop_ids
+from support.ranks import world_size
 
 import asyncio
 import copy
+import gc
 import os
 from dataclasses import dataclass, field
 
@@ -313,7 +315,8 @@ class VllmEngine:
     """vLLM inside this process, step by step: continuous batching, prefix caching, ids in and out.
 
     path: directory of the starting weights; context: tokens of a dialogue; memory_share: of a GPU's
-    memory, for weights and cache. Raises BadModel if vLLM refuses the model.
+    memory, for weights and cache (default: nine tenths of what is free, because other models of
+    this process may be there). Raises BadModel if vLLM refuses the model.
     """
 
     def __init__(
@@ -325,7 +328,7 @@ class VllmEngine:
         context,
         seed=0,
         dtype=torch.float32,
-        memory_share=0.45,
+        memory_share=None,
         clock=None,
     ):
         self.stop_ids, self.temperature = {stop_id, *stop_ids(path)}, temperature
@@ -341,6 +344,10 @@ class VllmEngine:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB of cache, without a GPU
         from vllm import LLM, SamplingParams  # reads these variables; not installed everywhere
 
+        # An engine that is not used any more gives its memory back when it is collected. But vLLM
+        # has frozen what existed when that engine was made, which excludes it from the collection.
+        gc.unfreeze()
+        gc.collect()
         self.SamplingParams = SamplingParams
         settings = dict(
             model=str(path),
@@ -358,16 +365,17 @@ class VllmEngine:
             enable_sleep_mode=self.cuda,  # for `sleep`; the CPU build has no such mode
         )
         if self.cuda:
-            settings["gpu_memory_utilization"] = memory_share
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            free, total = torch.cuda.mem_get_info()
+            settings["gpu_memory_utilization"] = memory_share or 0.9 * free / total
+        if world_size() > 1:
             # torchrun has started the processes already, an engine in each; vLLM starts none.
             settings["distributed_executor_backend"] = "external_launcher"
         try:
             self.llm = LLM(**settings)
         except ValueError as error:  # no room for a dialogue in this share, mostly
             raise BadModel(
-                f"vLLM refuses {path} in {memory_share} of the GPU's memory (--engine-memory of "
-                f"rlver.py): {one_line(str(error).partition(chr(10))[0])}"
+                f"vLLM refuses {path} in its share of the GPU's memory (in rlver.py "
+                f"--engine-memory, in evaluate.py 0.9 of what is free): {one_line(error)}"
             ) from None
 
     async def generate(self, prompt, max_tokens, rng, key=None):
@@ -382,8 +390,7 @@ class VllmEngine:
         )
         self.count += 1
         name = str(self.count)
-        result = asyncio.get_running_loop().create_future()
-        self.running[name] = result
+        result = self.running[name] = asyncio.get_running_loop().create_future()
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())

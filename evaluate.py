@@ -131,9 +131,12 @@ def finished_users(path, settings):
     """The ids of the users whose dialogues the result file `path` holds. Half a line at its end is
     cut off. Raises BadInput if they were made with other settings, or if the file holds no results;
     then nothing is cut."""
-    with open(path, "rb") as file:
-        if not b'{"id": '.startswith(file.read(7)):  # as `row_of` begins
-            raise BadInput(f"{path}: holds no results; choose another --out")
+    begin = b"no file"  # but a pipe or a device, from which nothing can be read again
+    if path.is_file():
+        with open(path, "rb") as file:
+            begin = file.read(7)
+    if not b'{"id": '.startswith(begin):  # as `row_of` begins
+        raise BadInput(f"{path}: holds no results; choose another --out")
     # None: no line is there, or half a line
     _, row, _ = next(files.read_jsonl(path), (1, None, ""))
     found = differences(row.get("rlver", {}) if row else settings, settings)
@@ -235,8 +238,8 @@ def compare(path_before, path_after, ids=None, draws=10_000):
     gains = after - before
     mean = gains.mean()
     rng = np.random.default_rng(0)
-    samples = rng.integers(n, size=(draws, n))  # indices of users
-    low, high = np.percentile(gains[samples].mean(1), [2.5, 97.5]).tolist()
+    samples = gains[rng.integers(n, size=(draws, n))]
+    low, high = np.percentile(samples.mean(1), [2.5, 97.5]).tolist()
     made_before, made_after = (rows[0]["made_by"] for rows in scored)
     return {
         "a": path_before,
@@ -310,8 +313,11 @@ def run_before_after(args):
     paths = [Path(name) / file for file in ("before.jsonl", "after.jsonl")]
     files.refuse_overwriting({"--json": args.json}, paths)
     for step, path in zip((0, None), paths):  # where it started, and its newest checkpoint
-        of_side = {"policy": name, "step": step, "out": path, "json": None}
-        ids = run_benchmark(argparse.Namespace(**vars(args) | of_side))
+        ids = run_benchmark(
+            argparse.Namespace(
+                **vars(args) | {"policy": name, "step": step, "out": path, "json": None}
+            )
+        )
     print()
     run_comparison(args, *map(str, paths), ids=ids)
 

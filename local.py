@@ -2,7 +2,7 @@
 behind a user or a judge (LocalModel), a model whose next word is read (LocalReader).
 """
 
-from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer
+from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, key_of_call
 from support.chat_format import ChatFormat
 from support.errors import BadInput, BadModel, PromptRefused, naming
 from support.loading import (
@@ -49,8 +49,8 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     with naming(f"{prefix}{path}"):
         chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
     if kind == "vllm":
-        limits = {"context": context, "dtype": torch.bfloat16, "memory_share": 0.9}
-        return VllmEngine(path, chat.stop_id, temperature, **limits), chat, context
+        engine = VllmEngine(path, chat.stop_id, temperature, context=context, dtype=torch.bfloat16)
+        return engine, chat, context
     engine = TorchEngine(model, chat.stop_id, temperature, share=True)
     # two tokens: some architectures do not take the engine's cache, or its mask
     with naming(f"{prefix}{path}: cannot be sampled from"):
@@ -67,12 +67,14 @@ class LocalModel:
     engine: object  # of the same classes as the policy's: a TorchEngine ...
     chat: object  # ... and a ChatFormat
     context: int  # the most tokens that prompt and answer may have together
-    rng: object  # what the engine samples with
     temperature: float = 0.0
     most_tokens: int = MAX_ANSWER_TOKENS  # as a ServerModel's
 
     async def __call__(self, prompt, schema=None):
-        """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context."""
+        """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context.
+
+        The key of the call is the seed. With one generator for all calls an answer would depend on
+        the order of the calls, and a resumed run would be another run."""
         ids = self.chat.first_prompt(prompt) + self.chat.opening
         left = self.context - len(ids)
         if left < 1:
@@ -80,11 +82,10 @@ class LocalModel:
                 f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
                 f"its context of {self.context}"
             )
+        rng = np.random.default_rng(int(key_of_call.get("0"), 16))
         # key: names a dialogue whose tokens the engine keeps for its next turn. Here each call is
         # a prompt of its own, so there is nothing to keep.
-        sampled, _ = await self.engine.generate(
-            ids, min(left, self.most_tokens), self.rng, key=None
-        )
+        sampled, _ = await self.engine.generate(ids, min(left, self.most_tokens), rng, key=None)
         has_ended = sampled[-1] in self.chat.stop_ids
         answer = Answer(self.chat.decode(sampled[:-1] if has_ended else sampled))
         answer.tokens, answer.cut = len(sampled), not has_ended
@@ -97,8 +98,7 @@ class LocalModel:
 def load_local(path, temperature, flag="--simulator"):
     """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel.
     Raises BadInput. flag: the one that named it, for messages."""
-    loaded = load_engine(path, temperature, f"{flag} local:")
-    return LocalModel(path, *loaded, np.random.default_rng(0), temperature)
+    return LocalModel(path, *load_engine(path, temperature, f"{flag} local:"), temperature)
 
 
 class LocalReader:
@@ -146,8 +146,8 @@ class LocalReader:
                 f"{self.context}"
             )
         trunk = os.path.commonprefix(rows)
-        branches = [Segment(row[len(trunk) :], k) for k, row in enumerate(rows, 1)]
-        segments = [Segment(trunk), *branches]
+        segments = [Segment(trunk)]
+        segments += [Segment(row[len(trunk) :], k) for k, row in enumerate(rows, 1)]  # branches
         batch = pack([Episode("", 0, "", segments=segments)]).to(self.model.device)
         ends = np.cumsum([len(segment.ids) for segment in segments]) - 1
         hidden = self.model.base_model(

@@ -22,7 +22,6 @@ from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
 from support.report import dialogue_text, print_head, print_summary, progress
 
-import os
 import signal
 import sys
 import time
@@ -92,8 +91,9 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         evaluate(state["step"])
 
     steps = range(state["step"] + 1, cfg.steps + 1)
-    on_screen = {"unit": "step", "disable": not run.first}
-    bar = tqdm(steps, "training", cfg.steps, initial=state["step"], **on_screen)
+    bar = tqdm(
+        steps, "training", cfg.steps, initial=state["step"], unit="step", disable=not run.first
+    )
     for step in bar:
         began, simulator_before = time.perf_counter(), run.clock.simulator
 
@@ -181,8 +181,7 @@ def hold_dialogues(cfg, run, simulator, models, save, profiles, group_size, kind
     if not cfg.toy:
         return_freed_memory()
     # A group never crosses ranks.
-    n_ranks, rank = ranks.world_size(), ranks.rank()
-    here = {n: p for n, p in enumerate(profiles) if n % n_ranks == rank}
+    here = {n: p for n, p in enumerate(profiles) if n % ranks.world_size() == ranks.rank()}
 
     def make_agent(number):
         return Agent(
@@ -196,10 +195,14 @@ def hold_dialogues(cfg, run, simulator, models, save, profiles, group_size, kind
 
     is_evaluation = kind == "evaluation"
     rules = replace(TRAINING, max_turns=cfg.max_turns, own_first_line=is_evaluation)
-    # The toy's dialogues in training are over too soon for a bar.
-    hidden = not run.first or (kind == "training" and cfg.toy)
-    title, total = f"{kind}, step {step}", len(here) * group_size
-    with tqdm(total=total, desc=title, unit="dialogue", leave=False, disable=hidden) as bar:
+    with tqdm(
+        desc=f"{kind}, step {step}",
+        total=len(here) * group_size,
+        unit="dialogue",
+        leave=False,
+        # the toy's dialogues in training are over too soon for a bar
+        disable=not run.first or (kind == "training" and cfg.toy),
+    ) as bar:
         dialogues = rollout(
             simulator,
             here,
@@ -235,10 +238,8 @@ def evaluation_is_due(cfg, step):
 def row_of_step(cfg, models, distance, state, profiles, episodes, all_episodes, counts, metrics):
     """The line of metrics.jsonl for a training step. profiles: of its groups; counts: from
     `hold_dialogues`; metrics: from the update."""
-    needs = [profile.need for profile in profiles]
-    batch = batch_metrics(all_episodes, needs, cfg.think, cfg.compares_groups)
+    batch = batch_metrics(all_episodes, [p.need for p in profiles], cfg.think, cfg.compares_groups)
     replies = batch["episodes"] * batch["turns"]  # turns: the mean per dialogue
-    sampled = sum(ranks.all_gather_list([e.tokens_sampled for e in episodes]))
     return {
         "step": state["step"],
         **batch,
@@ -250,7 +251,8 @@ def row_of_step(cfg, models, distance, state, profiles, episodes, all_episodes, 
         "kl_start": distance.kl(),
         # the training users' emotion minus the last score of the held-out users
         "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
-        "tokens_sampled": sampled + counts["tokens_dropped"],
+        "tokens_sampled": sum(ranks.all_gather_list([e.tokens_sampled for e in episodes]))
+        + counts["tokens_dropped"],
     }
 
 
@@ -271,7 +273,6 @@ def interrupt(*_):
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    rank = int(os.environ.get("RANK", 0))  # ranks.rank() knows it only after join_ranks()
     given = vars(settings.make_parser().parse_args(argv))
     run, out, code, message = None, None, 0, ""
     usual_handler = signal.signal(signal.SIGINT, interrupt)
@@ -279,7 +280,7 @@ def main(argv=None):
         ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(given) != "toy")
         cfg, out, finished = ranks.broadcast(settings.open_run, given)
         if finished:
-            if rank == 0:
+            if ranks.rank() == 0:
                 print_summary(out)
                 print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
             return 0
@@ -289,7 +290,7 @@ def main(argv=None):
         if run.first:
             print_summary(out)
     except (Exception, KeyboardInterrupt) as error:
-        code, message = errors.explain(error, out, rank, ranks.world_size())
+        code, message = errors.explain(error, out, ranks.rank(), ranks.world_size())
     finally:
         signal.signal(signal.SIGINT, usual_handler)
         if run:

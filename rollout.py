@@ -341,6 +341,8 @@ async def converse(agent, user, user_line: str, rules: Rules, group: int = 0) ->
 
 # ------------------------------------------------------------------------------------- many at once
 
+NO_BAR = tqdm(disable=True)
+
 
 async def rollout(
     simulator,  # its user(profile, start, name) makes a user
@@ -351,7 +353,7 @@ async def rollout(
     *,
     name="",  # of the rollout, in the log of calls
     timeout=None,  # seconds until an open dialogue is dropped, as if its simulator had failed
-    bar=None,  # a progress bar, moved on by one for each dialogue
+    bar=NO_BAR,  # a progress bar, moved on by one for each dialogue
     on_end=None,  # on_end(episode, user) is called for each dialogue that ends
 ):
     """Hold `group_size` dialogues with each of `profiles_by_group`, all at the same time. Returns
@@ -363,18 +365,16 @@ async def rollout(
     evaluations `open`, which is `answer` without the goodbye.)
     """
     deadline = asyncio.get_running_loop().time() + timeout if timeout else None
-    if bar is None:
-        bar = tqdm(disable=True)
 
     async def run_dialogue(number, user, user_line, group):
         agent = make_agent(number)
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline) as limit:
                 episode = await converse(agent, user, user_line, rules, group)
             if not episode.turns:
                 raise SimulatorFailed("the first line leaves no room in the context for a reply")
         except (SimulatorFailed, TimeoutError) as error:
-            return None, row_of_dropped(error, user, agent)
+            return None, row_of_dropped(error, limit, user, agent)
         finally:
             bar.update()
         episode.number = number
@@ -385,14 +385,14 @@ async def rollout(
     async def run_group(group, profile):
         user = simulator.user(profile, rules.start, f"{name} group {group}")
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline) as limit:
                 if rules.own_first_line:
                     user_line = await user.open()
                 else:
                     user_line, _ = await user.answer()
         except (SimulatorFailed, TimeoutError) as error:
             bar.update(group_size)
-            return [(None, row_of_dropped(error, user)) for _ in range(group_size)]
+            return [(None, row_of_dropped(error, limit, user)) for _ in range(group_size)]
         numbers = range(group * group_size, (group + 1) * group_size)  # in the whole batch
         return await asyncio.gather(
             *[run_dialogue(n, user.copy(f"{name} {n}"), user_line, group) for n in numbers]
@@ -406,10 +406,14 @@ async def rollout(
     return episodes, [row for _, row in results if row]
 
 
-def row_of_dropped(error, user, agent=None):
+def row_of_dropped(error, limit, user, agent=None):
     """What dropped.jsonl keeps of a dialogue that `error` ended: what was said until then. The last
-    reply of the policy is part of it: it may have made the user's model answer unreadably."""
-    reason = "the rollout ran out of time" if isinstance(error, TimeoutError) else str(error)
+    reply of the policy is part of it: it may have made the user's model answer unreadably. limit:
+    the asyncio.timeout of the dialogue. (A user may raise a TimeoutError of its own, mostly one
+    without words.)"""
+    reason = (
+        "the rollout ran out of time" if limit.expired() else str(error) or "the user timed out"
+    )
     return {
         "profile_id": user.profile.id,
         "reason": reason,

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from pathlib import Path
 MAX_ANSWER_TOKENS = 800
 MAX_THINKING_TOKENS = 4096  # the same for a model that thinks before it answers
 CUT = "cut by the limit of tokens"
+# The key of the call that is under way: a hash of all that tells it from other calls. A model in
+# this process takes it as the seed of its answer. (Each task has a value of its own.)
+key_of_call = ContextVar("key_of_call")
 
 
 class Answer(str):
@@ -98,6 +102,7 @@ class Caller:
         """The call itself."""
         async with self.slots:
             began = time.perf_counter()
+            key_of_call.set(key)
             with self.clock.during("calls"):
                 text = await self.model(prompt, schema)
         self.log.write(key, text, time.perf_counter() - began)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 # ------------------------------------------------------------------------------------------ writing
@@ -109,8 +110,10 @@ def size_of(path):
 
 def lock(path):
     """Lock a file or a directory. Returns the lock, an open file descriptor; closing it releases
-    the lock. Raises BadInput if another process has it."""
-    descriptor = os.open(path, os.O_RDONLY)
+    the lock. Raises BadInput if another process has it, and OSError for a file that cannot be
+    written. Where the file system has no locks, a warning is printed, and nothing is locked."""
+    # A file is opened for writing, because NFS locks no other. (A directory cannot be.)
+    descriptor = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -118,6 +121,11 @@ def lock(path):
         raise BadInput(
             f"{path}: another process is at work there; wait for it, or name another place"
         ) from None
+    except OSError as error:  # file systems say it in several ways: ENOLCK, ENOTSUP, EBADF ...
+        print(
+            f"warning: {path}: cannot be locked ({error.strerror}); let no other process write there",
+            file=sys.stderr,
+        )
     return descriptor
 
 

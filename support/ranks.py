@@ -7,7 +7,7 @@ gather, reduce or broadcast are collective calls: every rank must make them, or 
 ranks are processes of one node.
 """
 
-from support.errors import RunError
+from support.errors import BadInput, RunError, one_line
 
 import ctypes
 import dataclasses
@@ -38,22 +38,35 @@ def rank():
 def join_ranks(cuda):
     """Join the processes that torchrun started, or be a world of one. Must be called before any
     model or engine is built: an engine that is built first takes its process for the only one, and
-    later reductions silently do nothing."""
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    if ranks > 1 and sys.platform == "linux":
-        # Die when torchrun dies. Without that the processes outlive a torchrun that is killed, and
-        # wait for each other for hours.
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
-    if cuda:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    if dist.is_initialized() or (ranks == 1 and not cuda):
-        return
-    # One GPU without torchrun: on a GPU, FSDP2 computes in bf16 from fp32 masters, and it needs a
-    # process group even for one rank. (A HashStore needs no address.)
-    alone = {} if ranks > 1 else dict(store=dist.HashStore(), rank=0, world_size=1)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timedelta(seconds=GROUP_TIMEOUT), **alone
-    )
+    later reductions silently do nothing. Raises BadInput if variables of torchrun are missing or
+    wrong."""
+    try:
+        # All three or none. (A shell may export MASTER_ADDR and MASTER_PORT for other programs.)
+        values = [*map(os.environ.get, "RANK LOCAL_RANK WORLD_SIZE".split())]
+        rank, local_rank, ranks = map(int, values if any(values) else (0, 0, 1))
+        if not 0 <= rank < ranks:
+            raise ValueError("there is no such rank")
+        if ranks > 1 and sys.platform == "linux":
+            # Die when torchrun dies. Without that the processes outlive a torchrun that is killed,
+            # and wait for each other for hours.
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
+        if cuda:
+            torch.cuda.set_device(local_rank)
+        if dist.is_initialized() or (ranks == 1 and not cuda):
+            return
+        # One GPU without torchrun: on a GPU, FSDP2 computes in bf16 from fp32 masters, and it needs
+        # a process group even for one rank. (A HashStore needs no address.)
+        alone = {} if ranks > 1 else dict(store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            timeout=timedelta(seconds=GROUP_TIMEOUT),
+            **alone,
+        )
+    except (TypeError, ValueError, RuntimeError) as error:  # missing; no number; refused by torch
+        raise BadInput(
+            f"a rank cannot start where RANK, LOCAL_RANK, WORLD_SIZE are {values}, MASTER_PORT is "
+            f"{os.environ.get('MASTER_PORT')} ({one_line(error)}); let torchrun set them, or unset all"
+        ) from None
 
 
 def leave_ranks(code):
@@ -119,8 +132,8 @@ def broadcast(function, *args):
 def gather_episodes(episodes):
     """The episodes of all ranks, sorted by number and without their tokens: for counting and for
     the log."""
-    without_tokens = [dataclasses.replace(e, segments=[]) for e in episodes]
-    return sorted(all_gather_list(without_tokens), key=attrgetter("number"))
+    episodes = all_gather_list([dataclasses.replace(e, segments=[]) for e in episodes])
+    return sorted(episodes, key=attrgetter("number"))
 
 
 # -------------------------------------------------------------------------------------------- FSDP2

@@ -41,6 +41,8 @@ class RunDir:
     runner        the asyncio.Runner in which all dialogues are held
     clock, calls  the seconds in which only the user's model is at work; the log of its calls
     heldout       the profiles of the held-out users, from `begin` on
+    rows          the lines of metrics, from `begin` on
+    warned_of     the names of the warnings that were printed, from `begin` on
     began         when the run would have begun without interruptions, from `begin` on
     start_file    holds a few dialogues of the starting policy, to measure the KL from it
     """
@@ -56,8 +58,6 @@ class RunDir:
             self.path / name if cfg.reader or cfg.simulator not in SCRIPTED else None
         )
         self.held_lock = None  # of files.lock; None: not locked yet
-        self.rows = []  # the lines of metrics since the start or the resume
-        self.warned_of = set()  # the names of the warnings that were printed
 
     # ---- begin and end
 
@@ -114,6 +114,8 @@ class RunDir:
             (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
             # an evaluation reads from it which users the run was not trained on
             write_json(self.path / "heldout.json", {"ids": [profile.id for profile in heldout]})
+        self.rows = metrics_of(self.path)
+        self.warned_of = set(warnings_of(self.rows))  # those were printed before the resume
         return state
 
     def finish(self, state):

@@ -202,10 +202,14 @@ class Settings:
         1.0, "discount of the reward per token of the policy; only with --algo ppo", fraction
     )
     lam: float = flag(1.0, "lambda of GAE; only with --algo ppo", fraction)
-    clip_eps: float = flag(0.2, "clip the ratio pi / pi_old to 1 - this .. 1 + this", above_zero)
+    clip_eps: float = flag(
+        0.2,
+        "clip the ratio pi / pi_old to 1 - this .. 1 + this; only with --minibatches above 1",
+        above_zero,
+    )
     value_clip: float = flag(
         0.5,
-        "how far the critic's values (PPO) may move in an update; 0: any distance",
+        "how far the critic's values may move (PPO, --minibatches above 1); 0: any distance",
         not_negative,
     )
     kl_coef: float = flag(
@@ -356,11 +360,14 @@ def check(cfg, chosen):
     """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
     has no effect in this run."""
     no_server = "openai:" not in f"{cfg.simulator} {cfg.reader}"
+    # in it every ratio is 1, and the critic's values are the old ones: nothing is clipped
+    one_step = cfg.minibatches == 1
     has_no_effect = {
         "gamma": not cfg.has_critic,
         "lam": not cfg.has_critic,
         "critic_lr": not cfg.has_critic,
-        "value_clip": not cfg.has_critic,
+        "clip_eps": one_step,
+        "value_clip": one_step or not cfg.has_critic,
         "advantage": not cfg.compares_groups,
         "kl_estimator": not cfg.kl_coef,
         "lora_alpha": not cfg.lora_rank,
@@ -379,6 +386,10 @@ def check(cfg, chosen):
         raise BadInput(
             f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
             "groups must be whole"
+        )
+    if cfg.minibatches > cfg.batch_size:
+        raise BadInput(
+            f"--minibatches {cfg.minibatches}: --batch-size {cfg.batch_size} has too few dialogues"
         )
     if cfg.compares_groups and cfg.group_size == 1:
         raise BadInput("--group-size 1: a group of one has no mean to learn from; take 2 or more")
