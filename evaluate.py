@@ -31,7 +31,6 @@ from support.results import (
     what_scores_are,
 )
 from support.rundir import settings_of_run
-from support.stats import sign_flips
 
 import argparse
 import asyncio
@@ -255,6 +254,18 @@ def compare(path_before, path_after, ids=None, draws=10_000):
         "n": n,
         "sentence": verdict(mean, low, high, n),
     }
+
+
+def sign_flips(differences, rng, draws):
+    """The two-sided p of a mean of paired differences, by flipping their signs at random: how often
+    the mean would be at least as far from 0 if neither side were better."""
+    n = len(differences)
+    signs = rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1  # -1 or 1
+    means = signs @ differences / n
+    # A mean that differs only by rounding counts as equal: hence the 1e-9.
+    far = np.abs(means) >= abs(differences.mean()) - 1e-9
+    # The observed differences count as one of the draws, so p is never 0.
+    return (1 + far.sum()) / (1 + draws)
 
 
 def verdict(difference, low, high, n):

@@ -11,7 +11,6 @@ nothing about what the benchmark does not ask.
 
 from support.errors import BadInput
 from support.files import digest, read_jsonl
-from support.stats import interval, sign_flips
 
 import math
 import re
@@ -20,7 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
+from evaluate import sign_flips
 from tools.dialogues import show_table, tool_parser, write_outputs
+from tools.stats import interval
 
 
 def mcnemar(b, c):

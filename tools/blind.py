@@ -15,7 +15,6 @@ The dialogues are with a simulated user. Wins do not say how a rater would have 
 
 from support.errors import BadInput
 from support.files import read_json, write_json
-from support.stats import interval
 
 import csv
 from collections import defaultdict
@@ -32,6 +31,7 @@ from tools.dialogues import (
     tool_parser,
     write_outputs,
 )
+from tools.stats import interval
 
 QUESTIONS = ("better overall", "understands more", "helps more")
 READING = "wins: share of the first file, = counts half; alpha: Krippendorff's, nominal"

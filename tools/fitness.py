@@ -31,7 +31,6 @@ from support.errors import (
 from support.files import read_jsonl
 from support.metrics import words_of
 from support.servers import CALL_TIMEOUT
-from support.stats import auc, interval
 from support.user_check import check_form
 
 import asyncio
@@ -48,6 +47,7 @@ from people import known_replies
 from players import make_simulator
 from tools.asking import open_call_log
 from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
+from tools.stats import auc, interval
 
 # The kinds of replies that should lift a person, and those that should not. The other kinds may do
 # either: a reply that is told again, advice that nobody needs, words to the model.

@@ -29,7 +29,6 @@ from support.answers import Unreadable, as_json, read_answer
 from support.command_line import positive
 from support.errors import BadInput
 from support.results import reading_in
-from support.stats import interval, pearson
 
 import contextlib
 from collections import Counter, defaultdict
@@ -52,6 +51,7 @@ from tools.dialogues import (
     tool_parser,
     write_outputs,
 )
+from tools.stats import interval, pearson
 from tools.strategies import NAMES, tag_files
 
 # ----------------------------------------------------------------------------------------- questions

@@ -11,12 +11,12 @@ The other tools read both kinds of files with `read_results` and `recorded_dialo
 from support import results
 from support.command_line import Parser, print_folded
 from support.files import refuse_overwriting, write_json
-from support.stats import spearman
 
 from pathlib import Path
 
 from emotion import BENCHMARK
 from evaluate import print_score, tables_of
+from tools.stats import spearman
 
 # -------------------------------------------------------------------------------- reading the files
 

@@ -1,10 +1,9 @@
 """Correlations and agreement, by hand."""
 
-from support.stats import spearman
-
 import pytest
 
 from tools.blind import krippendorff
+from tools.stats import spearman
 
 
 def test_ranks_by_hand():

@@ -1,21 +1,8 @@
-"""support/stats.py - intervals, tests and correlations.
-
-The functions do not depend on what the numbers measure.
+"""tools/stats.py - intervals and correlations. The functions do not depend on what the numbers measure.
+(evaluate.py has the test of paired differences.)
 """
 
 import numpy as np
-
-
-def sign_flips(differences, rng, draws):
-    """The two-sided p of a mean of paired differences, by flipping their signs at random: how often
-    the mean would be at least as far from 0 if neither side were better."""
-    n = len(differences)
-    signs = rng.integers(0, 2, size=(draws, n), dtype=np.int8) * 2 - 1  # -1 or 1
-    means = signs @ differences / n
-    # A mean that differs only by rounding counts as equal: hence the 1e-9.
-    far = np.abs(means) >= abs(differences.mean()) - 1e-9
-    # The observed differences count as one of the draws, so p is never 0.
-    return (1 + far.sum()) / (1 + draws)
 
 
 def pearson(x, y):
