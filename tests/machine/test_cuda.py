@@ -2,10 +2,13 @@
 device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m gpu`, skipped by
 name where there is none)."""
 
+from support.errors import BadModel
 from support.loading import load_model
 from support.ranks import load_optimizer_state, make_masters
 
 import asyncio
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ import torch
 import models
 import rlver
 from elsewhere import DEVICE, elsewhere, load
-from engine import TorchEngine
+from engine import TorchEngine, VllmEngine
 from lora import AdapterView, SharedBase
 from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
@@ -206,3 +209,18 @@ def test_an_engine_that_sleeps_gives_its_cache_back(tiny_dir):
     assert torch.cuda.memory_allocated() > empty
     engine.sleep()
     assert torch.cuda.memory_allocated() == empty
+
+
+def test_vllm_takes_what_is_free(tiny_dir, monkeypatch):
+    """evaluate.py asked for 0.9 of a GPU on which the user's model was already. Its refusal named a
+    flag that evaluate.py lacks, without the reason, which stands in vLLM's second line."""
+
+    def refuse(gpu_memory_utilization, **settings):
+        raise ValueError(f"no room\nin {gpu_memory_utilization:.3g}")
+
+    fake = SimpleNamespace(LLM=refuse, SamplingParams=None)
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60, 80))
+    with pytest.raises(BadModel, match="evaluate.py 0.9 of what is free.*no room in 0.675"):
+        VllmEngine(tiny_dir, 0, context=512)

@@ -153,6 +153,20 @@ def test_a_simulator_that_fails_everywhere_pauses_the_run(
     alike(out, whole("grpo"))
 
 
+@pytest.mark.slow
+def test_a_run_that_pauses_is_saved_first(tiny_dir, tmp_path, monkeypatch, whole):
+    """No checkpoint is due before step 2, in which all dialogues are lost. Without one, a resume
+    would do step 1 again."""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        garbage(patch, lambda *_: (out / "metrics.jsonl").exists())
+        assert go(tiny_dir, out, "--save-every", 4) == 75
+    assert (out / "checkpoint-000001").exists() and len(rows(out / "dropped.jsonl")) == 4
+    assert go_on(out) == 0
+    alike(out, whole("grpo"))
+    assert not rows(out / "dropped.jsonl")  # of step 2, which was done again
+
+
 # ------------------------------------------------------------------------------------ what is said
 
 

@@ -4,14 +4,17 @@ from support import answers
 from support.errors import BadInput
 from support.files import lock, parse_json, read_json
 
+import errno
+import fcntl
 import importlib
 import json
 import os
 
 import pytest
 
+import evaluate
 from result_files import SHORT, measure, our_line, write
-from runs import files
+from runs import files, refuse
 
 
 @pytest.mark.parametrize(
@@ -81,3 +84,36 @@ def test_two_evaluations_do_not_share_a_file(tiny_dir, tmp_path, capsys):
     assert "another process is at work there" in capsys.readouterr().err
     os.close(held)
     assert measure(*flags) == 0 == measure(*flags)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EBADF])
+def test_without_locks_one_warning_and_on(code, tiny_dir, tmp_path, monkeypatch, capsys):
+    """`[Errno 37]` without a path ended an evaluation on a file system that has no locks."""
+
+    def flock(descriptor, operation):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    path = tmp_path / "r.jsonl"
+    assert measure("--policy", tiny_dir, *SHORT, "--limit", 1, "--out", path) == 0
+    assert capsys.readouterr().err.count(f"warning: {path}: cannot be locked") == 1
+
+
+def test_a_file_is_locked_by_a_descriptor_that_writes(tmp_path, monkeypatch):
+    """NFSv4 makes a byte-range lock of it, and refuses an exclusive one on any other descriptor."""
+
+    def as_nfs(descriptor, operation):
+        assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs)
+    (tmp_path / "r.jsonl").touch()
+    os.close(lock(tmp_path / "r.jsonl"))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink(os.devnull, path)])
+def test_results_go_to_a_file(make, tiny_dir, tmp_path, monkeypatch, capfd):
+    """A pipe was waited for, for ever. Dialogues that went to /dev/null were held for nothing."""
+    monkeypatch.setattr(evaluate, "hold_benchmark", None)
+    make(tmp_path / "r")
+    flags = ["--policy", tiny_dir, *SHORT, "--limit", 1, "--out", tmp_path / "r"]
+    assert "holds no results" in refuse(capfd, *flags, main=evaluate.main)

@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from runs import metrics, numbers, rows
 from server import Loopback, toy_people
 from several_ranks import SMALL, alone, make_episodes, torchrun
+from several_ranks import run as python
 from tabular import cfg_of, models_of
 
 
@@ -170,6 +171,33 @@ def test_all_ranks_know_what_one_has_found_and_an_error_on_one_ends_all(tiny_dir
         assert code != 0 and "rank 1 fell ill" in err
         assert server.refused == 1
     assert all(rows(out / f"calls{rank}.jsonl") for rank in ("", "-1"))  # both have asked
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "variables, told",
+    [
+        ("WORLD_SIZE=2", "are [None, None, '2']"),
+        ("RANK=0", "are ['0', None, None]"),
+        ("RANK=x LOCAL_RANK=0 WORLD_SIZE=2", "'x'"),
+        ("RANK=2 LOCAL_RANK=0 WORLD_SIZE=2", "no such rank"),
+        ("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2", "MASTER_ADDR expected"),
+        ("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT=x", "is x"),
+        ("RANK=0 LOCAL_RANK=0 WORLD_SIZE=2 MASTER_ADDR=localhost MASTER_PORT={port}", "in use"),
+    ],
+)
+def test_a_rank_without_a_launcher_is_one_line(variables, told, tmp_path):
+    """Some of torchrun's variables were left in a shell: torch's traceback, or a wait for ever."""
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        variables = variables.format(port=taken.getsockname()[1])
+        env = dict(pair.split("=") for pair in variables.split())
+        flags = ["--steps", 0, "--out", tmp_path / "out"]
+        code, _, err = python("rlver.py", *flags, env=env, timeout=60)
+    [line] = [line for line in err.splitlines() if not line.startswith("[")]  # "[": torch's log
+    assert code == 2 and told in line and "let torchrun set them" in line
+    assert not (tmp_path / "out").exists()
 
 
 def failing(*flags):

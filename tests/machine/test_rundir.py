@@ -281,6 +281,25 @@ def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
     run.close()
 
 
+def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsys):
+    """Two flat steps before a resume and one after it were no warning, but summary.json had it;
+    and what was said before was said again."""
+    run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
+    state = run.begin(None, [])
+    for step in (1, 2):
+        sampled = {"tokens_trained": 9, "tokens_sampled": 8, "tokens_dropped": 0}
+        run.log_step([], {"step": step, "zero_std_groups": 1, **sampled})
+    assert "step 1: more tokens are trained" in capsys.readouterr().out
+    run.save({**state, "step": 2}, lambda directory: None)
+    run.close()
+    again = rundir.RunDir(tmp_path / "out", resolve_settings({}))
+    again.begin(again.enter(list), [])
+    again.log_step([], {"step": 3, "zero_std_groups": 1})
+    again.close()
+    said = capsys.readouterr().out
+    assert "step 3: for three steps no group" in said and said.count("warning") == 1
+
+
 @pytest.mark.slow
 def test_what_changes_no_result_may_change_when_a_run_goes_on(
     whole, half, tmp_path, monkeypatch, capfd

@@ -563,6 +563,17 @@ def test_a_rollout_has_a_deadline():
     assert lost["reason"] == "the rollout ran out of time" and not lost["unreadable"]
 
 
+def test_a_user_that_times_out_is_not_the_rollouts_deadline():
+    """A TimeoutError of a user of one's own was logged as "the rollout ran out of time"."""
+
+    async def model(prompt, schema=None):
+        raise TimeoutError
+
+    dialogues = rollout(Simulator(model), {0: PEOPLE[0]}, 1, Agent, 2, timeout=60)
+    [lost] = asyncio.run(dialogues)[1]
+    assert lost["reason"] == "the user timed out"
+
+
 def test_samples_are_not_shared_between_the_dialogues_of_a_group():
     """At temperature 0 equal prompts have equal answers, and one will do. Above, each dialogue
     draws its own: a log without the dialogue in its keys would make a group of copies."""

@@ -124,7 +124,10 @@ def test_a_directory_is_known_from_everywhere(tmp_path, monkeypatch):
         ("--kl-estimator k3", "--kl-estimator has no effect"),
         ("--lora-alpha 8", "--lora-alpha has no effect"),
         ("--critic-lr 1e-3", "--critic-lr has no effect"),
-        ("--value-clip 0.5", "--value-clip has no effect"),
+        ("--minibatches 2 --value-clip 0.5", "--value-clip has no effect"),
+        ("--algo ppo --value-clip 0.5", "--value-clip has no effect"),  # one mini-batch
+        ("--clip-eps 0.1", "--clip-eps has no effect"),
+        ("--minibatches 9 --batch-size 8", "--minibatches 9"),  # there were 8 steps
         ("--engine-memory 0.3", "--engine-memory has no effect"),
         ("--simulator-temperature 1", "--simulator-temperature has no effect"),
         ("--simulator-timeout 9", "--simulator-timeout has no effect"),

@@ -2,7 +2,7 @@
 refused, the clock. (How it asks: test_reading.py.)"""
 
 from support import calls
-from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, CallLog
+from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, Caller, CallLog
 from support.errors import (
     BadInput,
     PromptRefused,
@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from answering import Model, feeling, user_of
-from local import LocalModel
+from local import LocalModel, load_local
 from people import toy_profiles
 from simulator import Simulator, User
 
@@ -133,7 +133,7 @@ def test_a_model_in_this_process_has_what_is_left_of_its_context():
 
     chat = SimpleNamespace(first_prompt=list, opening=[], stop_ids={0}, decode=str)
     for context in (10**6, 100, 3):
-        model = LocalModel("small", Engine(), chat, context, rng=None)
+        model = LocalModel("small", Engine(), chat, context)
         if context > 3:
             for _ in range(2):
                 answer = asyncio.run(model("abc"))
@@ -142,6 +142,23 @@ def test_a_model_in_this_process_has_what_is_left_of_its_context():
             with pytest.raises(PromptRefused, match="3 tokens does not fit its context of 3"):
                 asyncio.run(model("abc"))
     assert lengths == [MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, 97, 97]
+
+
+def test_an_answer_of_a_model_in_this_process_depends_on_its_call_alone(tiny_dir):
+    """All calls drew from one generator: a resumed run, which asks less, got other answers."""
+    model = load_local(str(tiny_dir), 1.0)
+    model.context = len(model.chat.first_prompt("Hello.")) + 9
+
+    def answers(*keys):
+        async def ask():
+            caller = Caller(model)
+            return await asyncio.gather(*[caller.call("Hello.", None, key) for key in keys])
+
+        return dict(zip(keys, asyncio.run(ask())))
+
+    both = answers("a1", "b2")
+    assert both == answers("b2", "a1") == answers("a1") | answers("b2")
+    assert both["a1"] != both["b2"]
 
 
 def test_a_prompt_that_is_refused_costs_its_dialogue_once_the_model_was_checked():
