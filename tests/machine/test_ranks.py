@@ -8,6 +8,7 @@ This file is also their script."""
 
 import itertools
 import os
+import socket
 import sys
 from pathlib import Path
 

@@ -569,7 +569,7 @@ def test_a_user_that_times_out_is_not_the_rollouts_deadline():
     async def model(prompt, schema=None):
         raise TimeoutError
 
-    dialogues = rollout(Simulator(model), {0: PEOPLE[0]}, 1, Agent, 2, timeout=60)
+    dialogues = rollout(Simulator(model), {0: PEOPLE[0]}, 1, Agent, TWO_REPLIES, timeout=60)
     [lost] = asyncio.run(dialogues)[1]
     assert lost["reason"] == "the user timed out"
 
