@@ -1,7 +1,7 @@
 """rlver.py - train a model to comfort people: the whole loop, from top to bottom.
 
-    python rlver.py --steps 10 --eval-size 32       a demonstration of half a minute
-    python rlver.py --algo grpo --think             the toy in think mode: about two minutes
+    python rlver.py --steps 10 --eval-size 32       a demonstration of a minute
+    python rlver.py --algo grpo --think             the toy in think mode, whole
     python rlver.py --algo ppo                      PPO in direct mode, without thoughts
 
     1. converse     the policy replies, the user's emotion moves; its last value is the reward
