@@ -341,8 +341,6 @@ async def converse(agent, user, user_line: str, rules: Rules, group: int = 0) ->
 
 # ------------------------------------------------------------------------------------- many at once
 
-NO_BAR = tqdm(disable=True)
-
 
 async def rollout(
     simulator,  # its user(profile, start, name) makes a user
@@ -353,7 +351,7 @@ async def rollout(
     *,
     name="",  # of the rollout, in the log of calls
     timeout=None,  # seconds until an open dialogue is dropped, as if its simulator had failed
-    bar=NO_BAR,  # a progress bar, moved on by one for each dialogue
+    bar=None,  # a progress bar, moved on by one for each dialogue
     on_end=None,  # on_end(episode, user) is called for each dialogue that ends
 ):
     """Hold `group_size` dialogues with each of `profiles_by_group`, all at the same time. Returns
@@ -365,6 +363,8 @@ async def rollout(
     evaluations `open`, which is `answer` without the goodbye.)
     """
     deadline = asyncio.get_running_loop().time() + timeout if timeout else None
+    if bar is None:
+        bar = tqdm(disable=True)
 
     async def run_dialogue(number, user, user_line, group):
         agent = make_agent(number)

@@ -112,8 +112,9 @@ def lock(path):
     """Lock a file or a directory. Returns the lock, an open file descriptor; closing it releases
     the lock. Raises BadInput if another process has it, and OSError for a file that cannot be
     written. Where the file system has no locks, a warning is printed, and nothing is locked."""
-    # A file is opened for writing, because NFS locks no other. (A directory cannot be.)
-    descriptor = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR)
+    # A file is opened for reading and writing, because NFS locks no other; a directory cannot be, so
+    # it is opened with 0, which is O_RDONLY.
+    descriptor = os.open(path, 0 if os.path.isdir(path) else os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

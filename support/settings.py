@@ -202,11 +202,7 @@ class Settings:
         1.0, "discount of the reward per token of the policy; only with --algo ppo", fraction
     )
     lam: float = flag(1.0, "lambda of GAE; only with --algo ppo", fraction)
-    clip_eps: float = flag(
-        0.2,
-        "clip the ratio pi / pi_old to 1 - this .. 1 + this; only with --minibatches above 1",
-        above_zero,
-    )
+    clip_eps: float = flag(0.2, "clip pi / pi_old to 1 +- this (--minibatches above 1)", above_zero)
     value_clip: float = flag(
         0.5,
         "how far the critic's values may move (PPO, --minibatches above 1); 0: any distance",
