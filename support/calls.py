@@ -35,6 +35,7 @@ class Answer(str):
     cut = False  # was it ended by the limit of tokens?
     problem = ""  # why it cannot be read, if it is empty or cut
     likeliest = ()  # [(text, log-prob)] of the first token, if they were asked for
+    has_floors = False  # were there others, with no log-prob but a floor such as -9999?
     tokens = None  # its number of tokens, with those of the thought, if the model counts them
 
     @property

@@ -77,6 +77,7 @@ class ServerModel:
     last_failure: str = ""
     has_answered: bool = False
     is_patient: bool = True  # is a 5xx tried again until CALL_TIMEOUT?
+    has_floors: bool = False  # as an Answer's; said once
 
     formats = FORMATS
 
@@ -125,6 +126,13 @@ class ServerModel:
             await self.chat([{"role": "user", "content": prompt}], 1, **options)
             for prompt in prompts
         ]
+        if not self.has_floors and any(answer.has_floors for answer in answers):
+            self.has_floors = True
+            tqdm.write(
+                f"warning: {self.url}: it lists tokens without a log-prob from {LEAST} to 0; they "
+                "count as not listed, and feelings that are read may be a little off",
+                file=sys.stderr,
+            )
         found = [answer.likeliest for answer in answers]
         if min(map(len, found)) < 2:
             raise PromptRefused(
@@ -275,6 +283,7 @@ def read_response(text):
         # Some servers list the sampled token twice: its probability must not count twice. (Two
         # tokens may have the same text, but not the same log-prob, too.)
         answer.likeliest = [*dict.fromkeys(found)]
+        answer.has_floors = len(found) < len(told)
     answer.cut = ended in ("length", "max_tokens", "model_length")
     empty = "" if answer.strip() else "empty"
     answer.problem = CUT if answer.cut else empty

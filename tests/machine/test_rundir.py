@@ -285,7 +285,7 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
     """Two flat steps before a resume and one after it were no warning, but summary.json had it;
     and what was said before was said again."""
     run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    state = run.begin(None, [])
+    state = run.begin(None, [], "")
     for step in (1, 2):
         sampled = {"tokens_trained": 9, "tokens_sampled": 8, "tokens_dropped": 0}
         run.log_step([], {"step": step, "zero_std_groups": 1, **sampled})
@@ -293,7 +293,7 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
     run.save({**state, "step": 2}, lambda directory: None)
     run.close()
     again = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    again.begin(again.enter(list), [])
+    again.begin(again.enter(), [], "")
     again.log_step([], {"step": 3, "zero_std_groups": 1})
     again.close()
     said = capsys.readouterr().out

@@ -283,7 +283,8 @@ def test_a_damaged_answer_in_the_log_is_no_number(text):
     [
         (None, "warning: .*returns no log-probs.*1 such answer"),
         ([("Yes", -9.0), ("No", 0.0)], "warning: .*far from all others"),
-        (GOOD, "^(?!.*its scale)"),
+        ([*GOOD[:2], ("I", -9999.0)], "warning: .*without a log-prob from -100 to 0"),
+        (GOOD, "^(?!.*(its scale|without a log-prob))"),
     ],
 )
 def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
@@ -303,7 +304,8 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
         )
         simulator = ReadSimulator(world.ScriptedModel(), hearing)
         found = asyncio.run(simulator.check())
-    assert re.search(told, " ".join(capsys.readouterr().out.split())) and len(asked) == 252
+    out, err = capsys.readouterr()
+    assert re.search(told, " ".join((out + err).split())) and len(asked) == 252
     hearing.source.replaced = {}
     simulator.learn(found)
     assert hearing.source.replaced == {"top_logprobs": 5}
