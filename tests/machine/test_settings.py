@@ -236,7 +236,7 @@ def test_what_is_typed_and_is_no_text_is_replaced(typed, errors):
 @pytest.mark.parametrize(
     "flags",
     [
-        "rlver --out=~/there/x",
+        "rlver --steps=0 --eval-size=2 --out=~/there/x",
         "rlver --resume=~/x",
         "rlver --model=~/x",
         "rlver --simulator=local:~/x --profiles=~/there",
@@ -244,7 +244,7 @@ def test_what_is_typed_and_is_no_text_is_replaced(typed, errors):
         "rlver --reader=local:~/x",
         "evaluate --policy=~/x",
         "evaluate --policy=toy --profiles=~/x",
-        "evaluate --policy=toy --out=~/there/x",
+        "evaluate --policy=toy --limit=1 --out=~/there/x",
         "evaluate --score=~/x",
         "evaluate --compare ~/x ~/y",
         "evaluate --score ~/there --json=~/there",
