@@ -1,5 +1,5 @@
-"""engine.py - the two engines that sample for the policy: plain PyTorch, and vLLM. Both hold the
-whole weights, not a shard of them.
+"""engine.py - the engine that samples for the policy, in plain PyTorch. (vllm_engine.py is the other
+one.) An engine holds the whole weights, not a shard of them.
 
     await generate(prompt, max_tokens, rng, key)    sample a reply: (ids, log_probs)
     load_weights(named_tensors)                     sync: take the trainer's new weights
@@ -14,13 +14,9 @@ layers of transformers with the trainer; vLLM does not share them either.)
 """
 
 from support.calls import Clock
-from support.errors import BadModel, one_line
-from support.loading import stop_ids
-from support.ranks import world_size
 
 import asyncio
 import copy
-import gc
 import os
 from dataclasses import dataclass, field
 
@@ -28,7 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-# --------------------------------------------------------------------------------- the torch engine
+# ----------------------------------------------------------------------------- cache and attention
 
 
 @dataclass
@@ -88,6 +84,9 @@ def grouped_attention(module, query, key, value, attention_mask, scaling=None, *
     return result.transpose(1, 2).contiguous(), None
 
 
+# --------------------------------------------------------------------------------------- the engine
+
+
 @dataclass
 class Request:
     """One reply that is being sampled."""
@@ -145,9 +144,9 @@ class TorchEngine:
         self.waiting = []  # Requests
         self.running = {}  # slot -> Request
         self.key_of_slot = {}  # slot -> the key of the dialogue that had it last
-        # slot -> the token ids whose keys and values its row holds, least recently used first:
-        # `admit` re-inserts a slot at the end, `pick_slot` takes from the front.
-        self.ids_in_slot = {}
+        self.ids_in_slot = {}  # slot -> the token ids whose keys and values its row holds
+        self.last_use = {}  # slot -> the number of the request that had it last
+        self.count = 0  # of the requests that were given a slot
         self.loop_task = None
 
     def load_weights(self, named_tensors):
@@ -211,17 +210,17 @@ class TorchEngine:
             request = self.waiting.pop(0)
             slot = self.pick_slot(request.key)
 
-            held = self.ids_in_slot.pop(slot, [])
+            held = self.ids_in_slot.get(slot, [])
             # at least one token must be computed, for its logits
             reused = os.path.commonprefix([held, request.prompt[:-1]])
-            # put in again, so it is the last of the dict: the slot that was used most recently
             self.ids_in_slot[slot] = reused
             chunks[slot] = request.prompt[len(reused) :]
 
-            self.key_of_slot[slot] = request.key
-            self.running[slot] = request
+            self.key_of_slot[slot], self.running[slot] = request.key, request
+            self.count += 1
+            self.last_use[slot] = self.count
         if chunks:
-            self.forward(list(chunks), list(chunks.values()))
+            self.prefill(list(chunks), list(chunks.values()))
 
     def pick_slot(self, key):
         """The slot of the dialogue `key`, if it still has one that is free; else a slot that holds
@@ -229,67 +228,72 @@ class TorchEngine:
         least likely to go on."""
         known = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
         empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
-        # a dict keeps its order: the least recently used first
-        return next(s for s in [*known, *empty, *self.ids_in_slot] if s not in self.running)
+        oldest_first = sorted(self.ids_in_slot, key=self.last_use.get)
+        return next(s for s in [*known, *empty, *oldest_first] if s not in self.running)
+
+    def prefill(self, slots, chunks):
+        """Compute what the rows of these `slots` lack of their prompts, and draw the first token of
+        each reply. slots: a list of R; chunks: of ids, one for each slot, none of them empty."""
+        width = max(map(len, chunks))  # W: shorter chunks are padded
+        hidden = self.compute(slots, [chunk + [0] * (width - len(chunk)) for chunk in chunks])
+        for slot, chunk in zip(slots, chunks):
+            self.ids_in_slot[slot] += chunk
+        # only the last token of each chunk predicts a token that is not yet there
+        ends = torch.tensor([len(chunk) - 1 for chunk in chunks])
+        self.draw_next(slots, hidden[torch.arange(len(slots)), ends])
 
     def step(self):
-        """Draw one token for each running request.
+        """Decode: compute the last token that was drawn for each running request, and draw the next
+        one.
 
         All slots up to the last running one take part, because a slice of the cache need not be
-        copied. An idle slot among them gets an empty chunk: what is computed for it is written
-        behind the ids that its row holds and never read, and no token is drawn.
+        copied. An idle slot among them gets a token, too: what is computed for it is written behind
+        the ids that its row holds and never read.
         """
         slots = range(max(self.running) + 1)
-        chunks = [self.running[s].ids[-1:] if s in self.running else [] for s in slots]
-        self.forward(slots, chunks)
+        active = [slot for slot in slots if slot in self.running]
+        drawn = {slot: self.running[slot].ids[-1] for slot in active}
+        hidden = self.compute(slots, [[drawn.get(slot, 0)] for slot in slots])  # [R, 1, H]
+        for slot in active:
+            self.ids_in_slot[slot] += [drawn[slot]]
+        self.draw_next(active, hidden[torch.tensor(active), 0])
 
     @torch.inference_mode()
-    def forward(self, slots, chunks):
-        """Append `chunks`, a list of ids for each of `slots`, to the cache; draw the next token of
-        each slot whose chunk is not empty. slots: a list, or a range from 0. A token that is drawn
-        here is the slot's chunk in the next pass.
-
-            from     slots       chunks               draws
-            admit    [0, 2]      [[5, 6, 7], [8]]     what follows 7 in slot 0, 8 in slot 2
-            step     range(3)    [[4], [], [9]]       what follows 4 and 9; slot 1 is idle
-        """
+    def compute(self, slots, ids):
+        """The hidden states of new tokens, [R, W, H], each of which sees what its row holds and the
+        new tokens before it. Their keys and values go into the cache. slots: a list of R, or a
+        range from 0; ids: [R, W], with padding."""
         device = self.model.device
-        width = max(map(len, chunks))  # W: shorter chunks are padded
-        ids = torch.tensor([chunk + [0] * (width - len(chunk)) for chunk in chunks], device=device)
-
+        ids = torch.tensor(ids, device=device)
         # A row's new tokens stand behind those that it holds.
-        start = torch.tensor([len(self.ids_in_slot.get(s, [])) for s in slots])
-        positions = (start[:, None] + torch.arange(width)).to(device)  # [R, W]
-        length = int(start.max()) + width
+        start = torch.tensor([len(self.ids_in_slot.get(slot, [])) for slot in slots])
+        positions = (start[:, None] + torch.arange(ids.shape[1])).to(device)  # [R, W]
+        length = int(start.max()) + ids.shape[1]
         self.cache.place(slots, positions, length)
         visible = torch.arange(length, device=device) <= positions[:, :, None]  # [R, W, length]
-
         # Padding may lie beyond the model's last position. It can have any valid position, because
         # its results are never read.
-        hidden = self.model.base_model(
+        return self.model.base_model(
             input_ids=ids,
             position_ids=positions.clamp(max=self.last_position),
             attention_mask=visible[:, None],
             past_key_values=self.cache,
             use_cache=True,
-        ).last_hidden_state  # [R, W, H]
+        ).last_hidden_state
 
-        # Only the last token of each chunk predicts a token that is not yet there.
-        active = [i for i, chunk in enumerate(chunks) if chunk]  # R' of the R places in `slots`
-        ends = torch.tensor([len(chunks[i]) - 1 for i in active], device=device)
-        last = hidden[torch.tensor(active, device=device), ends]  # [R', H]
-        logits = self.model.get_output_embeddings()(last)  # [R', V]
+    @torch.inference_mode()
+    def draw_next(self, slots, hidden):
+        """Draw the next token of the request in each of the R `slots`. hidden: the states that
+        predict them, [R, H]. A reply ends with a stop token, or at its limit."""
+        logits = self.model.get_output_embeddings()(hidden)  # [R, V]
         # at temperature 0, which takes the likeliest token, the log-probs are the model's own
         log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
-        tokens = self.draw(log_probs, [self.running[slots[i]] for i in active])  # [R', 1]
+        tokens = self.draw(log_probs, [self.running[slot] for slot in slots])  # [R, 1]
         drawn_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
-
-        for i, token, log_prob in zip(active, tokens[:, 0].tolist(), drawn_log_probs):
-            slot, request = slots[i], self.running[slots[i]]
-            self.ids_in_slot[slot] += chunks[i]
+        for slot, token, log_prob in zip(slots, tokens[:, 0].tolist(), drawn_log_probs):
+            request = self.running[slot]
             request.ids.append(token)
             request.log_probs.append(log_prob)
-            # a reply ends with a stop token or at its limit
             if token in self.stop_ids or len(request.ids) == len(request.uniform):
                 del self.running[slot]
                 if request.key is None:  # no later turn will use the slot's row again
@@ -306,145 +310,3 @@ class TorchEngine:
         uniform = torch.tensor(draws, dtype=torch.float64, device=cdf.device)  # [R, 1]
         tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
         return tokens.clamp(max=cdf.shape[-1] - 1)  # a draw next to 1 may be rounded to the end
-
-
-# --------------------------------------------------------------------------------------------- vLLM
-
-
-class VllmEngine:
-    """vLLM inside this process, step by step: continuous batching, prefix caching, ids in and out.
-
-    path: directory of the starting weights; context: tokens of a dialogue; memory_share: of a GPU's
-    memory, for weights and cache (default: nine tenths of what is free, because other models of
-    this process may be there). Raises BadModel if vLLM refuses the model.
-    """
-
-    def __init__(
-        self,
-        path,
-        stop_id,
-        temperature=1.0,
-        *,
-        context,
-        seed=0,
-        dtype=torch.float32,
-        memory_share=None,
-        clock=None,
-    ):
-        self.stop_ids, self.temperature = {stop_id, *stop_ids(path)}, temperature
-        self.clock = clock or Clock()
-        self.cuda = torch.cuda.is_available()
-        self.running = {}  # request id -> Future of (ids, log_probs)
-        self.count = 0  # of the requests so far
-        self.loop_task = None
-        self.asleep = False
-        # Otherwise the engine core is another process, and cannot take weights tensor by tensor.
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB of cache, without a GPU
-        from vllm import LLM, SamplingParams  # reads these variables; not installed everywhere
-
-        # An engine that is not used any more gives its memory back when it is collected. But vLLM
-        # has frozen what existed when that engine was made, which excludes it from the collection.
-        gc.unfreeze()
-        gc.collect()
-        self.SamplingParams = SamplingParams
-        settings = dict(
-            model=str(path),
-            max_model_len=context,
-            seed=seed,
-            dtype=str(dtype).removeprefix("torch."),
-            skip_tokenizer_init=True,  # ids in, ids out
-            # Otherwise vLLM applies the checkpoint's own top-p, top-k and stop ids.
-            generation_config="vllm",
-            # By default log-probs are those before the temperature, unlike the trainer's.
-            logprobs_mode="processed_logprobs",
-            enable_prefix_caching=True,
-            disable_log_stats=True,
-            enforce_eager=not self.cuda,  # CUDA graphs need CUDA
-            enable_sleep_mode=self.cuda,  # for `sleep`; the CPU build has no such mode
-        )
-        if self.cuda:
-            free, total = torch.cuda.mem_get_info()
-            settings["gpu_memory_utilization"] = memory_share or 0.9 * free / total
-        if world_size() > 1:
-            # torchrun has started the processes already, an engine in each; vLLM starts none.
-            settings["distributed_executor_backend"] = "external_launcher"
-        try:
-            self.llm = LLM(**settings)
-        except ValueError as error:  # no room for a dialogue in this share, mostly
-            raise BadModel(
-                f"vLLM refuses {path} in its share of the GPU's memory (in rlver.py "
-                f"--engine-memory, in evaluate.py 0.9 of what is free): {one_line(error)}"
-            ) from None
-
-    async def generate(self, prompt, max_tokens, rng, key=None):
-        """As TorchEngine.generate. `key` is not needed: the prefix cache compares the tokens."""
-        params = self.SamplingParams(
-            temperature=self.temperature,
-            max_tokens=max_tokens,
-            stop_token_ids=list(self.stop_ids),
-            logprobs=0,  # of the sampled token alone, without the likeliest ones
-            seed=int(rng.integers(2**31)),
-            detokenize=False,
-        )
-        self.count += 1
-        name = str(self.count)
-        result = self.running[name] = asyncio.get_running_loop().create_future()
-        self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
-        if self.loop_task is None or self.loop_task.done():
-            self.loop_task = asyncio.create_task(self.work())
-        try:
-            return await result
-        except asyncio.CancelledError:
-            # The dialogue was cancelled. Cache blocks still in use would survive the next sync.
-            if self.running.pop(name, None) is not None:
-                self.llm.llm_engine.abort_request([name])
-            raise
-
-    async def work(self):
-        """Step vLLM until all requests are served."""
-        try:
-            while self.running:
-                await asyncio.sleep(0)  # dialogues that go on send their requests before the step
-                with self.clock.during("samplers"):
-                    finished = [out for out in self.llm.llm_engine.step() if out.finished]
-                for out in finished:
-                    result = self.running.pop(out.request_id, None)
-                    if result is not None and not result.done():
-                        # for each token {id: Logprob}, of the token and of further candidates
-                        [output] = out.outputs
-                        ids = list(output.token_ids)
-                        drawn = [of[token].logprob for token, of in zip(ids, output.logprobs)]
-                        result.set_result((ids, drawn))
-        except Exception as error:
-            for result in self.running.values():
-                if not result.done():
-                    result.set_exception(error)
-            self.running = {}
-
-    def load_weights(self, named_tensors):
-        """Take over the trainer's weights, and forget all keys and values made with the old ones.
-
-        With tied embeddings `lm_head.weight` must be among them, as it is in a state_dict but not
-        in named_parameters(): without it the call succeeds, but the output layer keeps its old
-        weights. Only a comparison of log-probs shows it."""
-        if self.asleep:
-            self.llm.wake_up(tags=["weights"])
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named_tensors)})
-        if self.asleep:  # the cache only now: it was not there while the weights came in
-            self.llm.wake_up(tags=["kv_cache"])
-        self.asleep = False
-        self.forget()
-
-    def forget(self):
-        """Empty the prefix cache. Raises RuntimeError if requests are still under way."""
-        if not self.llm.reset_prefix_cache():  # vLLM would only log it
-            raise RuntimeError("vLLM keeps its prefix cache: requests are still under way")
-
-    def sleep(self):
-        """Free the GPU's memory for the update: weights and cache are dropped, until the next
-        `load_weights`. (The CPU build of vLLM cannot sleep.)"""
-        if self.cuda and not self.asleep:
-            self.llm.sleep(level=2)
-            self.asleep = True

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig
 
-from engine import TorchEngine, VllmEngine
+from engine import TorchEngine
 from policy import pack, tree_mask
 from rollout import Episode, Segment
 
@@ -49,6 +49,8 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     with naming(f"{prefix}{path}"):
         chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
     if kind == "vllm":
+        from vllm_engine import VllmEngine  # here, because most machines have no vLLM
+
         engine = VllmEngine(path, chat.stop_id, temperature, context=context, dtype=torch.bfloat16)
         return engine, chat, context
     engine = TorchEngine(model, chat.stop_id, temperature, share=True)

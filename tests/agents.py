@@ -40,11 +40,9 @@ class Recorder(TorchEngine):
         self.returned.append(await super().generate(*args, **kwargs))
         return self.returned[-1]
 
-    def forward(self, slots, chunks):
-        # a list of slots: newcomers and their prompts; else one token for each slot of a range
-        if isinstance(slots, list):
-            self.read += map(len, chunks)
-        super().forward(slots, chunks)
+    def prefill(self, slots, chunks):
+        self.read += map(len, chunks)
+        super().prefill(slots, chunks)
 
 
 class LoadedDice:

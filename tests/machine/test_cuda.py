@@ -17,13 +17,14 @@ import torch
 import models
 import rlver
 from elsewhere import DEVICE, elsewhere, load
-from engine import TorchEngine, VllmEngine
+from engine import TorchEngine
 from lora import AdapterView, SharedBase
 from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
 from runs import words
 from several_ranks import SMALL, alone, make_episodes
 from tabular import cfg_of, models_of
+from vllm_engine import VllmEngine
 
 fake_cuda = pytest.mark.fake_cuda
 

@@ -25,7 +25,6 @@ import partners
 import rlver
 from agents import gossip, sampled
 from conftest import make_tiny_model
-from engine import VllmEngine
 from local import LocalReader
 from lora import AdapterView, SharedBase, merge
 from models import PROBE
@@ -37,6 +36,7 @@ from runs import metrics, words
 from simulator import REPLY_SCHEMA, Simulator
 from teach import YES_NO, questions_of
 from tools import fitness
+from vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.skipif(
     not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install"

@@ -1,0 +1,153 @@
+"""vllm_engine.py - the engine that samples for the policy by vLLM, with the methods of engine.TorchEngine.
+It shares no code with the trainer, not even the layers of transformers.
+"""
+
+from support.calls import Clock
+from support.errors import BadModel, one_line
+from support.loading import stop_ids
+from support.ranks import world_size
+
+import asyncio
+import gc
+import os
+
+import torch
+
+
+class VllmEngine:
+    """vLLM inside this process, step by step: continuous batching, prefix caching, ids in and out.
+
+    path: directory of the starting weights; context: tokens of a dialogue; memory_share: of a GPU's
+    memory, for weights and cache (default: nine tenths of what is free, because other models of
+    this process may be there). Raises BadModel if vLLM refuses the model.
+    """
+
+    def __init__(
+        self,
+        path,
+        stop_id,
+        temperature=1.0,
+        *,
+        context,
+        seed=0,
+        dtype=torch.float32,
+        memory_share=None,
+        clock=None,
+    ):
+        self.stop_ids, self.temperature = {stop_id, *stop_ids(path)}, temperature
+        self.clock = clock or Clock()
+        self.cuda = torch.cuda.is_available()
+        self.running = {}  # request id -> Future of (ids, log_probs)
+        self.count = 0  # of the requests so far
+        self.loop_task = None
+        self.asleep = False
+        # Otherwise the engine core is another process, and cannot take weights tensor by tensor.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB of cache, without a GPU
+        from vllm import LLM, SamplingParams  # reads these variables; not installed everywhere
+
+        # An engine that is not used any more gives its memory back when it is collected. But vLLM
+        # has frozen what existed when that engine was made, which excludes it from the collection.
+        gc.unfreeze()
+        gc.collect()
+        self.SamplingParams = SamplingParams
+        settings = dict(
+            model=str(path),
+            max_model_len=context,
+            seed=seed,
+            dtype=str(dtype).removeprefix("torch."),
+            skip_tokenizer_init=True,  # ids in, ids out
+            # Otherwise vLLM applies the checkpoint's own top-p, top-k and stop ids.
+            generation_config="vllm",
+            # By default log-probs are those before the temperature, unlike the trainer's.
+            logprobs_mode="processed_logprobs",
+            enable_prefix_caching=True,
+            disable_log_stats=True,
+            enforce_eager=not self.cuda,  # CUDA graphs need CUDA
+            enable_sleep_mode=self.cuda,  # for `sleep`; the CPU build has no such mode
+        )
+        if self.cuda:
+            free, total = torch.cuda.mem_get_info()
+            settings["gpu_memory_utilization"] = memory_share or 0.9 * free / total
+        if world_size() > 1:
+            # torchrun has started the processes already, an engine in each; vLLM starts none.
+            settings["distributed_executor_backend"] = "external_launcher"
+        try:
+            self.llm = LLM(**settings)
+        except ValueError as error:  # no room for a dialogue in this share, mostly
+            raise BadModel(
+                f"vLLM refuses {path} in its share of the GPU's memory (in rlver.py "
+                f"--engine-memory, in evaluate.py 0.9 of what is free): {one_line(error)}"
+            ) from None
+
+    async def generate(self, prompt, max_tokens, rng, key=None):
+        """As TorchEngine.generate. `key` is not needed: the prefix cache compares the tokens."""
+        params = self.SamplingParams(
+            temperature=self.temperature,
+            max_tokens=max_tokens,
+            stop_token_ids=list(self.stop_ids),
+            logprobs=0,  # of the sampled token alone, without the likeliest ones
+            seed=int(rng.integers(2**31)),
+            detokenize=False,
+        )
+        self.count += 1
+        name = str(self.count)
+        result = self.running[name] = asyncio.get_running_loop().create_future()
+        self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
+        if self.loop_task is None or self.loop_task.done():
+            self.loop_task = asyncio.create_task(self.work())
+        try:
+            return await result
+        except asyncio.CancelledError:
+            # The dialogue was cancelled. Cache blocks still in use would survive the next sync.
+            if self.running.pop(name, None) is not None:
+                self.llm.llm_engine.abort_request([name])
+            raise
+
+    async def work(self):
+        """Step vLLM until all requests are served."""
+        try:
+            while self.running:
+                await asyncio.sleep(0)  # dialogues that go on send their requests before the step
+                with self.clock.during("samplers"):
+                    finished = [out for out in self.llm.llm_engine.step() if out.finished]
+                for out in finished:
+                    result = self.running.pop(out.request_id, None)
+                    if result is not None and not result.done():
+                        # for each token {id: Logprob}, of the token and of further candidates
+                        [output] = out.outputs
+                        ids = list(output.token_ids)
+                        drawn = [of[token].logprob for token, of in zip(ids, output.logprobs)]
+                        result.set_result((ids, drawn))
+        except Exception as error:
+            for result in self.running.values():
+                if not result.done():
+                    result.set_exception(error)
+            self.running = {}
+
+    def load_weights(self, named_tensors):
+        """Take over the trainer's weights, and forget all keys and values made with the old ones.
+
+        With tied embeddings `lm_head.weight` must be among them, as it is in a state_dict but not
+        in named_parameters(): without it the call succeeds, but the output layer keeps its old
+        weights. Only a comparison of log-probs shows it."""
+        if self.asleep:
+            self.llm.wake_up(tags=["weights"])
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named_tensors)})
+        if self.asleep:  # the cache only now: it was not there while the weights came in
+            self.llm.wake_up(tags=["kv_cache"])
+        self.asleep = False
+        self.forget()
+
+    def forget(self):
+        """Empty the prefix cache. Raises RuntimeError if requests are still under way."""
+        if not self.llm.reset_prefix_cache():  # vLLM would only log it
+            raise RuntimeError("vLLM keeps its prefix cache: requests are still under way")
+
+    def sleep(self):
+        """Free the GPU's memory for the update: weights and cache are dropped, until the next
+        `load_weights`. (The CPU build of vLLM cannot sleep.)"""
+        if self.cuda and not self.asleep:
+            self.llm.sleep(level=2)
+            self.asleep = True
