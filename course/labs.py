@@ -44,6 +44,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from string import Template
+from unittest import mock
 
 import numpy as np
 
@@ -333,12 +334,11 @@ def healthy_finals(run):
     A malformed dialogue counts as 0."""
     if "--reader" in run.flags:
         return [[weighed_again(d) for d in dialogues] for dialogues in dialogues_of(run)]
-    module = load_simulator(copy_of(run.healthy_twin().scripts))
-    simulator = module.make_simulator("toy")
+    simulator = load_players(copy_of(run.healthy_twin().scripts)).make_simulator("toy")
     profiles = {row["id"]: Profile(**row) for row in world.profiles("train")}
 
     async def final_emotion(dialogue):
-        user = module.User(simulator, profiles[dialogue["profile_id"]])
+        user = simulator.user(profiles[dialogue["profile_id"]], dialogue["start"], "")
         felt = await replay(dialogue["first_line"], dialogue["turns"], user)
         return final_score(dialogue, felt)
 
@@ -362,14 +362,14 @@ def weighed_again(dialogue):
     return 0 if dialogue["ended"] == "malformed" else emotion
 
 
-def load_simulator(place):
-    """The simulator.py of the copy of the scripts in `place`, as a module of another name than our
-    own simulator."""
-    name = f"healthy_simulator_{place.name}"
-    spec = importlib.util.spec_from_file_location(name, place / "simulator.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+def load_players(place):
+    """The players.py of the copy of the scripts in `place`, with the simulator.py of that copy. Our
+    own modules of these names stay what they are for everybody else."""
+    with mock.patch.dict(sys.modules):
+        for name in ("simulator", "players"):
+            spec = importlib.util.spec_from_file_location(name, place / f"{name}.py")
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
     return module
 
 
