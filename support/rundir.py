@@ -102,7 +102,7 @@ class RunDir:
                 "--steps is the total"
             )
         self.began, self.heldout = STARTED - state["seconds"]["total"], heldout
-        self.path.mkdir(parents=True, exist_ok=True)  # a node may have a disk of its own
+        self.path.mkdir(parents=True, exist_ok=True)  # each rank logs its own calls there
         if self.first:
             if self.held_lock is None:  # a new run; another may have begun here since `enter`
                 self.held_lock = lock(self.path)
