@@ -239,8 +239,8 @@ class TorchEngine:
         for slot, chunk in zip(slots, chunks):
             self.ids_in_slot[slot] += chunk
         # only the last token of each chunk predicts a token that is not yet there
-        ends = torch.tensor([len(chunk) - 1 for chunk in chunks])
-        self.draw_next(slots, hidden[torch.arange(len(slots)), ends])
+        ends = torch.tensor([len(chunk) - 1 for chunk in chunks], device=hidden.device)
+        self.draw_next(slots, hidden[torch.arange(len(slots), device=hidden.device), ends])
 
     def step(self):
         """Decode: compute the last token that was drawn for each running request, and draw the next
@@ -256,7 +256,7 @@ class TorchEngine:
         hidden = self.compute(slots, [[drawn.get(slot, 0)] for slot in slots])  # [R, 1, H]
         for slot in active:
             self.ids_in_slot[slot] += [drawn[slot]]
-        self.draw_next(active, hidden[torch.tensor(active), 0])
+        self.draw_next(active, hidden[torch.tensor(active, device=hidden.device), 0])
 
     @torch.inference_mode()
     def compute(self, slots, ids):
