@@ -133,7 +133,7 @@ def users_of_run(paths, held_out, simulator_name):
         # every fifth persona, sorted by need: so they are of all needs
         personas = list({user.player: 0 for user in sorted(mixed, key=lambda user: user.need)})
         drawn = personas[:: max(5, -(-len(train) // held_out))]
-        test = [user for user in train if user.player in drawn]
+        test = [user for user in mixed if user.player in drawn]  # whatever --eval-size cuts off
         train = [user for user in train if user.player not in drawn]
     shared = {user.id for user in train} & {user.id for user in test}
     test = test[:held_out]

@@ -359,7 +359,7 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
 def ppo_update(models, minibatches, cfg):
     """One PPO update from one rollout.
 
-    models       those of `optimize`, and reference, as policy, asked only where there is a KL
+    models       those of `optimize`, and reference, which is called like policy, only with a KL
     minibatches  a list (optimizer steps) of lists (micro-batches) of batches, which have
                  .action_mask, .engine_log_probs and .turn, [B, L] each, and .reward, [B, T]
     cfg          the settings gamma, lam, and those of `optimize`

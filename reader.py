@@ -29,7 +29,7 @@ from support.errors import (
     TooManyLost,
     UnreadableAnswers,
 )
-from support.files import digest
+from support.files import digest, parse_json
 from support.servers import ServerModel
 
 import asyncio
@@ -197,17 +197,22 @@ class Reader(Caller):
         text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
         found = {}
         try:
-            for name, (odds, mass, _, likeliest) in zip(WEIGHTS, json.loads(text), strict=True):
+            for name, (odds, mass, _, likeliest) in zip(WEIGHTS, parse_json(text), strict=True):
                 # not: the opposite, because NaN is neither above nor below a number
                 if not (LEAST_MASS <= mass <= MOST_MASS and abs(odds) <= MOST_ODDS):
+                    hint = (
+                        "If this begins a thought, or Markdown, try to switch it off by "
+                        "--template-args; if it is an id, let the server list texts; else use "
+                        "another model, or server"
+                        if mass < LEAST_MASS
+                        else "The log-probs cannot be right; use another server"
+                    )
                     raise UnreadableAnswers(
                         f"{' and '.join(self.words)} have {mass:.2f} of the probability at the "
-                        f"question {name!r}; the likeliest word is {likeliest!r}. If this begins a "
-                        "thought, or Markdown, try to switch it off by --template-args; if it is "
-                        "an id, let the server list texts; else use another model, or server"
+                        f"question {name!r}; the likeliest word is {likeliest!r}. {hint}"
                     )
                 found[name] = odds
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             raise UnreadableAnswers(f"a damaged answer in the log of calls, key {key}") from None
         return found
 

@@ -1,7 +1,7 @@
 """rlver.py - train a model to comfort people: the whole loop, from top to bottom.
 
     python rlver.py --steps 10 --eval-size 32       a demonstration of a minute
-    python rlver.py --algo grpo --think             the toy in think mode, whole
+    python rlver.py --algo grpo --think             a whole run of the toy in think mode
     python rlver.py --algo ppo                      PPO in direct mode, without thoughts
 
     1. converse     the policy replies, the user's emotion moves; its last value is the reward
@@ -151,7 +151,7 @@ def begin(cfg, run):
     refuse_other_heldout(run.path, heldout)
     # as in the released files: such users are new in their story alone
     if both := {user.player for user in users} & {user.player for user in heldout}:
-        run.tell(f"warning: {len(both)} personas are both trained on and held out")
+        run.tell(f"warning: personas both trained on and held out: {len(both)}")
     checkpoint = run.enter()
     # Before the first dialogue: a wrong key or model shows at once.
     if cfg.reader or cfg.simulator not in SCRIPTED:

@@ -178,14 +178,16 @@ def starting_policy(config):
 @torch.no_grad()
 def perplexity(policy, chat, dialogues):
     """exp of the mean negative log-likelihood of the tokens of all replies, each given the dialogue
-    before it: how unusual the replies of recorded dialogues are for the starting `policy`."""
+    before it: how unusual the replies of recorded dialogues are for the starting `policy`. The stop
+    token does not count, because a reply that was cut has none. (The runs measured before this
+    function counted those that were sampled.)"""
     log_probs = []
     for row in dialogues:
         segments, prompt = [], chat.first_prompt(row["first_line"])
         for turn in row["turns"]:
-            ids = chat.past_reply(turn["reply"])
+            ids = chat.text(turn["reply"])
             segments += [Segment(prompt), Segment(ids, log_probs=[0.0] * len(ids))]
-            prompt = chat.next_prompt(turn["user"] or "")
+            prompt = [*chat.close, chat.stop_id, *chat.next_prompt(turn["user"] or "")]
         batch = pack([Episode("", 0, "", segments=segments)])
         log_probs.append(policy(batch)[0][batch.action_mask])
     return torch.cat(log_probs).mean().neg().exp()

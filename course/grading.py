@@ -244,7 +244,8 @@ def run_pytest(chosen, changed, cases, limit, *flags):
     if the exit code says so and all `cases` are in the report."""
     with tempfile.TemporaryDirectory(prefix="exercises-") as scratch:
         place = Path(scratch) / "project"
-        copy_project(place, chosen, changed)
+        with PARSING:  # of the tests, which are cut
+            copy_project(place, chosen, changed)
         words = "-m pytest -qq -c pytest.ini --rootdir . -p no:cacheprovider tests".split()
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         try:
@@ -281,7 +282,8 @@ def run_pytest(chosen, changed, cases, limit, *flags):
 
 def about(test):
     """What the test FILE.NAME is about: the beginning of its docstring, shortened."""
-    first_paragraph = docstrings().get(test, "").split("\n\n")[0]
+    with PARSING:
+        first_paragraph = docstrings().get(test, "").split("\n\n")[0]
     return textwrap.shorten(first_paragraph, 110, placeholder=" ...")
 
 

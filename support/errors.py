@@ -26,8 +26,8 @@ class BadInput(RunError, ValueError):
 
 
 class BadModel(BadInput):
-    """A model that cannot be used, maybe on one rank alone: a directory may be missing on its
-    node."""
+    """A model that cannot be used, maybe on one rank alone: its GPU may have no
+    room."""
 
     on_all_ranks = False
 

@@ -46,6 +46,8 @@ def join_ranks(cuda):
         rank, local_rank, ranks = map(int, values if any(values) else (0, 0, 1))
         if not 0 <= rank < ranks:
             raise ValueError("there is no such rank")
+        if rank != local_rank:
+            raise ValueError("all ranks must be on one node")
         if ranks > 1 and sys.platform == "linux":
             # Die when torchrun dies. Without that the processes outlive a torchrun that is killed,
             # and wait for each other for hours.

@@ -187,13 +187,15 @@ def analysis_in(text, schema):
 
 
 def reading_in(text):
-    """The object in a logged answer to f_emo, if the feelings were read (reader.py): only then it
-    has log-odds. Else None: they were written, by the user's model."""
+    """The object in a logged answer to f_emo, if the feelings were read (reader.py): then it has
+    log-odds, and no code. Else None: they were written, by the user's model, and have the code of
+    the prompt, whatever else that model adds."""
     try:
         answer = parse_json(text)
     except ValueError:  # a written one may stand behind a thought, or in a fence
         return None
-    return answer if isinstance(answer, dict) and "log_odds" in answer else None
+    is_reading = isinstance(answer, dict) and "log_odds" in answer and "code" not in answer
+    return answer if is_reading else None
 
 
 def recorded_dialogues(path, read=read_results):

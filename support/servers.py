@@ -35,7 +35,7 @@ FORMAT_RETRIES = 3  # after a 5xx, until `check_form` tries the next format
 # Sent with every question, beside the temperature. vLLM takes what a request does not say from the
 # model's generation_config.json, so a policy would be sampled with another top-p than the result
 # file says. (OpenAI's protocol has no word for top_k and repetition_penalty.)
-SAMPLING = {"top_p": 1, "frequency_penalty": 0, "presence_penalty": 0}
+SAMPLING = {"frequency_penalty": 0, "presence_penalty": 0, "top_p": 1}
 FEWER = 5  # top_logprobs where a server refuses more: some have this limit
 # The least log-prob that is believed: servers write -9999, or the lowest float, for a token that was
 # cut off. (The largest is 0, and a little more by rounding.)
@@ -137,7 +137,7 @@ class ServerModel:
         if min(map(len, found)) < 2:
             raise PromptRefused(
                 f"{self.url}: to this prompt {self.name} returns no log-probs, or one alone "
-                "(top_logprobs), and a reader needs two; if it is so at all prompts, use a server "
+                "(top_logprobs), and a reader needs two; if this happens at every prompt, use a server "
                 "and a model that return them"
             )
         return found
@@ -190,11 +190,12 @@ class ServerModel:
         if self.has_answered:
             return False
         # Temperature is the last, because some models refuse it only together with top_p. Some
-        # write topP.
+        # servers write topP, or "Penalty is not enabled" for both penalties.
         named = [
             name
             for name in (*SAMPLING, "temperature")
-            if name in asked and re.search(rf"\b{name.replace('_', '_?')}\b", words, re.I)
+            if name in asked
+            and re.search(rf"\b{name.replace('_', '_?')}\b|penalty is not", words, re.I)
         ]
         if "max_completion_tokens" in words and self.limit == "max_tokens":
             self.limit = "max_completion_tokens"

@@ -227,7 +227,7 @@ class Settings:
         False,
         "keep the activations of a real model for the backward pass: faster by a fifth, for much "
         "more memory (the toy's are always kept)",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
     )
 
     # ---- evaluation on held-out users

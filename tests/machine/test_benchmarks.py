@@ -85,12 +85,12 @@ def test_a_perplexity_is_that_of_the_replies_each_behind_its_dialogue(tiny_dir):
     for texts in replies:
         history = chat.first_prompt("Well.")
         for text in texts:
-            for token in chat.past_reply(text):
+            for token in chat.text(text):
                 with torch.no_grad():
                     logits = policy.model(torch.tensor([history])).logits[0, -1].double()
                 log_probs.append(logits.log_softmax(-1)[token].item())
                 history.append(token)
-            history += chat.next_prompt("Oh!")
+            history += [*chat.close, chat.stop_id, *chat.next_prompt("Oh!")]
     wanted = np.exp(-np.mean(log_probs))
     assert float(small.perplexity(policy, chat, dialogues)) == pytest.approx(wanted, rel=1e-5)
 

@@ -78,7 +78,7 @@ def test_a_persona_in_both_files_is_said(tiny_dir, tmp_path, capfd):
     files = write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.jsonl", {**rows[0], "id": "b"})
     assert go(tiny_dir, tmp_path / "out", "--steps", 0, "--profiles", *files) == 0
     text = capfd.readouterr().out
-    assert "warning: 1 personas are both trained on and held out" in text
+    assert "warning: personas both trained on and held out: 1" in text
 
 
 # ----------------------------------------------------------------------------------- who plays whom

@@ -11,7 +11,7 @@ import pytest
 import evaluate
 from several_ranks import ROOT
 
-SERVER = {"SIMULATOR": "openai:m@https://h/v1", "HOST": "h", "NODE": "1"}
+SERVER = {"SIMULATOR": "openai:m@https://h/v1"}
 COMMANDS = [  # words behind the name of the recipe, and how often each program is called
     ("smollm2.sh --steps 1 --out runs/x", {"rlver.py": 1}),
     ("smollm2.sh ppo --seed 1", {"rlver.py": 1}),

@@ -112,6 +112,10 @@ def test_every_logged_change_follows_from_its_log_odds(taught):
         assert change == logged["change"] == round(max(-10, min(10, total)))
         assert user.emotion == 30 + change and user.dialogue[-1]["text"] == row["reply"]
         assert analysis_in(text, EMOTION_SCHEMA)["analysis"] == user.planning["subjective"]
+        written = json.dumps(dict.fromkeys(EMOTION_SCHEMA, "x") | {"change": 1, "log_odds": 1})
+        assert (
+            analysis_in(written, EMOTION_SCHEMA)["analysis"] == "x"
+        )  # a key too many is no reading
         changes.append(change)
     assert len(set(changes)) > 3
 
