@@ -1,5 +1,5 @@
-"""emotion.py - what a user feels, as a number; what a dialogue starts from and how it ends; and what a
-user may need (SAGE 2.1; RLVER 2.1, Table 5).
+"""emotion.py - what a user feels, as a number; what a dialogue starts from and how it ends; and
+what a user may need (SAGE 2.1; RLVER 2.1, Table 5).
 
 Training, evaluation, users and tools share this scale, these rules and these needs.
 """

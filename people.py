@@ -130,7 +130,7 @@ def users_of_run(paths, held_out, simulator_name):
     test = sum(test, [])
     if not test:
         mixed = random.Random(0).sample(train, len(train))
-        # every fifth persona, sorted by need: so they are of all needs
+        # Every fifth persona of a list that is sorted by need: so all needs are among them.
         personas = list({user.player: 0 for user in sorted(mixed, key=lambda user: user.need)})
         drawn = personas[:: max(5, -(-len(train) // held_out))]
         test = [user for user in mixed if user.player in drawn]  # whatever --eval-size cuts off

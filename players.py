@@ -1,5 +1,5 @@
-"""players.py - which model plays the users: a script, a model on a server or in this process; and whether
-a second one, a reader, hears in its place (reader.py).
+"""players.py - which model plays the users: a script, a model on a server or one in this process.
+With a reader (reader.py) that model only speaks, and a second one hears.
 """
 
 from support.command_line import SCRIPTED, split_name
@@ -51,8 +51,8 @@ def make_simulator(
         from reader import ReadSimulator, make_reader  # here, because most runs have none
 
         of_reader = {**shared, "concurrency": concurrency}
-        heard_by = make_reader(reader, lang, difficulty, timeout, template_args, **of_reader)
-        make = partial(ReadSimulator, reader=heard_by)
+        hearing_model = make_reader(reader, lang, difficulty, timeout, template_args, **of_reader)
+        make = partial(ReadSimulator, reader=hearing_model)
     if kind == "openai":  # a script never waits, and an engine has a queue of its own
         shared["concurrency"] = concurrency
     return make(llm, lang=lang, difficulty=difficulty, retries=retries, **shared)

@@ -1,5 +1,5 @@
-"""vllm_engine.py - the engine that samples for the policy by vLLM, with the methods of engine.TorchEngine.
-It shares no code with the trainer, not even the layers of transformers.
+"""vllm_engine.py - the engine that samples for the policy by vLLM. It has the methods of
+engine.TorchEngine, and shares no code with the trainer, not even the layers of transformers.
 """
 
 from support.calls import Clock

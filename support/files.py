@@ -1,4 +1,4 @@
-"""support/files.py - files that are written whole or not at all; text and JSON that come in; locks."""
+"""support/files.py - files that are written whole or not at all; incoming text and JSON; locks."""
 
 from support.errors import BadInput
 

@@ -1,5 +1,5 @@
-"""tools/stats.py - intervals and correlations. The functions do not depend on what the numbers measure.
-(evaluate.py has the test of paired differences.)
+"""tools/stats.py - intervals and correlations. The functions do not depend on what the numbers
+measure. (evaluate.py has the test of paired differences.)
 """
 
 import numpy as np
