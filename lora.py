@@ -19,7 +19,8 @@ out: dropout, and adapters on embeddings and output layer.
 
 from support.errors import BadInput
 from support.files import write_json
-from support.ranks import blocks_of, full_tensor
+from support.loading import blocks_of
+from support.ranks import full_tensor, iter_full_weights
 
 import contextlib
 from types import SimpleNamespace
@@ -182,39 +183,48 @@ class AdapterView:
 
     def named_parameters(self):
         """[(name, parameter)] of its adapters, as ...up_proj.lora_A.critic, and of the critic's
-        head, critic.head.weight: all its trained parameters."""
-        ending, beginning = f".{self.who}", f"{self.who}.head."
-        return [
-            (name, p)
-            for name, p in self.root.named_parameters()
-            if name.endswith(ending) or name.startswith(beginning)
+        head: all its trained parameters."""
+        pairs = [
+            (f"{path}.lora_{letter}.{self.who}", matrices[self.who])
+            for path, layer in self.root.named_modules()
+            if isinstance(layer, LoraLinear) and self.who in layer.lora_A
+            for letter, matrices in (("A", layer.lora_A), ("B", layer.lora_B))
         ]
+        if self.who == "critic":
+            head = self.root.critic.head
+            pairs += [(f"critic.head.{name}", p) for name, p in head.named_parameters()]
+        return pairs
 
     def parameters(self):
         """The parameters without their names."""
         return [p for _, p in self.named_parameters()]
 
+    def merged_weights(self):
+        """Yield (name, whole tensor) of the model with the policy's adapters merged. A collective
+        call: every rank must iterate to the end."""
+        return merge(iter_full_weights(self.model), self.model)
 
-def write_peft(directory, adapters, cfg):
-    """Write the policy's adapters in the format of the package peft, in a folder of their own. If
-    they stood beside config.json, transformers would silently add them to the merged weights."""
-    # policy.model.model.layers.0.mlp.up_proj.lora_A.policy becomes
-    # base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
-    tensors = {
-        f"base_model.{name.removeprefix('policy.').removesuffix('policy')}weight": tensor
-        for name, tensor in adapters.items()
-        if name.endswith(".policy")
-    }
-    directory.mkdir()
-    save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
-    write_json(
-        directory / "adapter_config.json",
-        {
-            "peft_type": "LORA",
-            "task_type": "CAUSAL_LM",
-            "base_model_name_or_path": cfg.model,
-            "r": cfg.lora_rank,
-            "lora_alpha": cfg.lora_alpha,
-            "target_modules": sorted({name.split(".")[-3] for name in tensors}),
-        },
-    )
+    def write_peft(self, directory, adapters, cfg):
+        """Write its adapters in the format of the package peft, in a folder of their own. If they
+        stood beside config.json, transformers would silently add them to the merged weights.
+        adapters: {name: tensor}, those of other views among them."""
+        # policy.model.model.layers.0.mlp.up_proj.lora_A.policy becomes
+        # base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
+        tensors = {
+            f"base_model.{name.removeprefix('policy.').removesuffix(self.who)}weight": tensor
+            for name, tensor in adapters.items()
+            if name.endswith(f".{self.who}")
+        }
+        directory.mkdir()
+        save_file(tensors, directory / "adapter_model.safetensors", {"format": "pt"})
+        write_json(
+            directory / "adapter_config.json",
+            {
+                "peft_type": "LORA",
+                "task_type": "CAUSAL_LM",
+                "base_model_name_or_path": cfg.model,
+                "r": cfg.lora_rank,
+                "lora_alpha": cfg.lora_alpha,
+                "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+            },
+        )

@@ -10,6 +10,7 @@ when its weights are not in memory.
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
 from support.errors import CannotWrite, naming
+from support.files import write_json
 from support.loading import (
     best_device,
     load_model,
@@ -24,9 +25,6 @@ from support.ranks import (
     broadcast,
     full_tensor,
     iter_full_weights,
-    load_optimizer_state,
-    make_masters,
-    optimizer_state,
     rank,
     world_size,
 )
@@ -40,7 +38,6 @@ import numpy as np
 import torch
 
 from engine import TorchEngine
-from lora import AdapterView, SharedBase, merge, write_peft
 from policy import Batch, Critic, Policy, dummy_batch, pack, recompute_activations
 from ppo import kl_penalty, log_probs_of, logp_gap
 from rollout import SEEDS, Episode, Segment
@@ -81,9 +78,6 @@ class Models:
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
-        # Activations are computed again in the backward pass, because those of all blocks may take
-        # more memory than all else. An update then takes a quarter longer.
-        self.recomputes = not (cfg.toy or cfg.keep_activations)
         # ppo.py knows only these two things about ranks
         self.reduce, self.world_size = all_reduce_sum, world_size()
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
@@ -120,10 +114,13 @@ class Models:
         # 3. Policy, critic and reference. saved: what `gather` has collected.
         saved = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
         if cfg.lora_rank:
-            parts = self.adapters(model, saved)
+            base, *parts = build_lora(cfg, model, saved)
+            masters = [base]
         else:
-            parts = self.whole_models(model, saved, source, start)
+            masters = parts = build_full(cfg, model, saved, source, start)
         self.policy, self.critic, self.reference = parts
+        for module in filter(None, masters):
+            make_masters(module, self.device.type, self.dtype)
 
         # 4. Optimizers, of the parameters that step 3 has made.
         self.optimizer = adamw(self.policy, cfg.lr)
@@ -145,50 +142,6 @@ class Models:
                 self.sync()  # the engine has the base only, without the checkpoint's adapters
             self.probe(32)
 
-    # ----------------------------------------------------------------------- step 3 of __init__
-
-    def adapters(self, model, saved):
-        """Step 3: policy, critic (None without PPO) and reference, views of one frozen model with
-        adapters."""
-        cfg = self.cfg
-        base = SharedBase(
-            Policy(model, cfg.temperature),
-            rank=cfg.lora_rank,
-            alpha=cfg.lora_alpha,
-            critic=cfg.has_critic,
-            seed=cfg.seed,
-        )
-        if saved:
-            for name, p in base.named_parameters():
-                if p.requires_grad:  # a KeyError is better than an adapter that stays at its start
-                    p.data.copy_(saved["adapters"][name])
-        if self.recomputes:
-            recompute_activations(model, context_fn=base.checkpoint_contexts)
-        make_masters(base, self.device.type, self.dtype)
-        critic = base.critic and AdapterView(base, "critic")
-        return AdapterView(base, "policy"), critic, AdapterView(base, "reference")
-
-    def whole_models(self, model, saved, source, start):
-        """Step 3: policy, critic (None without PPO) and reference (None without a KL).
-
-        Each is loaded once more, and not copied: mapped from the same file, weights take no memory
-        before they become masters."""
-        cfg = self.cfg
-        policy, critic, reference = Policy(model, cfg.temperature), None, None
-        if cfg.has_critic:
-            critic = Critic(load_model(source, dtype=None)[0])
-            if saved:
-                critic.load_state_dict(saved["critic"], assign=True)
-        if cfg.kl_coef:
-            reference = Policy(load_model(start, dtype=None)[0], cfg.temperature)
-        if self.recomputes:
-            recompute_activations(model)
-            if critic:
-                recompute_activations(critic.body)
-        for module in filter(None, (policy, critic, reference)):
-            make_masters(module, self.device.type, self.dtype)
-        return policy, critic, reference
-
     def set_learning_rates(self, share):
         """Set the learning rates of policy and critic to this share of their full values."""
         for optimizer in filter(None, (self.optimizer, self.critic_optimizer)):
@@ -198,10 +151,16 @@ class Models:
 
     def sync(self):
         """Give the engine the new weights, tensor by tensor, on every rank."""
-        model = self.policy.model
-        self.engine.load_weights(merge(iter_full_weights(model), model))
+        self.engine.load_weights(self.plain_weights())
         if self.cfg.engine == "vllm":  # the torch engine copies tensors by name and needs no test
             self.probe()
+
+    def plain_weights(self):
+        """Yield (name, whole tensor) of the policy as a plain model: adapters are merged. A
+        collective call: every rank must iterate to the end."""
+        if self.cfg.lora_rank:
+            return self.policy.merged_weights()
+        return iter_full_weights(self.policy.model)
 
     def probe(self, length=None):
         """Let the engine sample a few tokens, and compare its log-probs with the trainer's. Nothing
@@ -223,8 +182,8 @@ class Models:
     # --------------------------------------------------------------------------------- to a file
 
     def gather(self):
-        """Gather what a checkpoint holds. Returns write(directory), which writes it. Any number of
-        ranks can go on from it.
+        """Gather what a checkpoint holds. Returns write(directory, state), which writes it. Any
+        number of ranks can go on from it.
 
         A collective call: every rank walks through all tensors, but only the first one keeps them.
         Eight copies of a 7B model with its moments would take a terabyte. (Adapters are small.)"""
@@ -233,8 +192,9 @@ class Models:
         # second). It is saved once, under the first one, and transformers ties it again.
         all_names = dict(model.named_parameters(remove_duplicate=False)).keys()
         second_names = all_names - dict(model.named_parameters()).keys()
-        merged = merge(iter_full_weights(model), model)
-        weights = {name: w.cpu() for name, w in merged if first and name not in second_names}
+        weights = {
+            name: w.cpu() for name, w in self.plain_weights() if first and name not in second_names
+        }
         saved = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
         if self.critic:
             saved["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
@@ -249,24 +209,36 @@ class Models:
 
         return partial(self.write, weights=weights, saved=saved)
 
-    def write_trial(self, directory):
+    def write(self, directory, state, weights, saved):
+        """Write a checkpoint, on one rank. All its files:
+
+            config.json, model.safetensors ...    a plain model and its tokenizer, which any program
+                                                  loads: the policy, its adapters merged
+            trainer.pt    both optimizers' moments; the critic, or the adapters in fp32
+            adapter/      the policy's adapters, as the package peft writes them
+            rlver.json    the settings, so that a copy in another place says what it is
+            state.json    the state of the run (RunDir.restore)
+
+        (RunDir.save renames the directory when all of them are there. What does not change is
+        beside it: config.json, heldout.json, start.pt.) weights: of the policy, {name: tensor};
+        saved: what trainer.pt holds. Raises CannotWrite."""
+        write_model(directory, self.policy.model, weights, self.tokenizer)
+        torch.save(saved, directory / "trainer.pt")
+        if self.cfg.lora_rank:
+            self.policy.write_peft(directory / "adapter", saved["adapters"], self.cfg)
+        write_json(directory / "rlver.json", vars(self.cfg))
+        write_json(directory / "state.json", state)
+
+    def write_trial(self, directory, state):
         """`write` one small tensor and read the rest back as a resume will: to see whether a
         checkpoint can be written, and is the same model's. Raises CannotWrite."""
-        self.write(directory, {"small": torch.zeros(1)}, {"adapters": {}})
+        self.write(directory, state, {"small": torch.zeros(1)}, {"adapters": {}})
         load_tensors(directory / "trainer.pt")
         chat = copy.copy(self.chat)
         chat.tokenizer = load_tokenizer(directory)
         chat.check_pieces()
         if {chat.stop_id, *stop_ids(directory)} != chat.stop_ids:
             raise CannotWrite("read back, it has other stop tokens")
-
-    def write(self, directory, weights, saved):
-        """Write the files of a checkpoint, except those of `RunDir.write_whole`. weights: of the
-        policy, {name: tensor}; saved: everything else."""
-        write_model(directory, self.policy.model, weights, self.tokenizer)
-        torch.save(saved, directory / "trainer.pt")
-        if self.cfg.lora_rank:
-            write_peft(directory / "adapter", saved["adapters"], self.cfg)
 
     def checkpoint_bytes(self):
         """About how large a checkpoint is: for each weight 4 bytes and, where it is trained, 8 for
@@ -275,11 +247,107 @@ class Models:
         return per_weight * sum(p.numel() for p in self.policy.model.parameters())
 
 
+# --------------------------------------------------------------- what Models.__init__ builds, steps 3 and 4
+
+
+def build_full(cfg, model, saved, source, start):
+    """(policy, critic, reference), each a whole model: critic is None without PPO, reference
+    without a KL. model: of the policy, loaded from `source`; start: the directory of pi_0; saved:
+    of a checkpoint, or None.
+
+    Critic and reference are loaded once more, and not copied: mapped from the same file, weights
+    take no memory before they become masters."""
+    policy, critic, reference = Policy(model, cfg.temperature), None, None
+    if cfg.has_critic:
+        critic = Critic(load_model(source, dtype=None)[0])
+        if saved:
+            critic.load_state_dict(saved["critic"], assign=True)
+    if cfg.kl_coef:
+        reference = Policy(load_model(start, dtype=None)[0], cfg.temperature)
+    if cfg.recomputes_activations:
+        recompute_activations(model)
+        if critic:
+            recompute_activations(critic.body)
+    return policy, critic, reference
+
+
+def build_lora(cfg, model, saved):
+    """(base, policy, critic, reference): views of one frozen model with adapters, the base; critic
+    is None without PPO. Arguments as of `build_full`."""
+    from lora import AdapterView, SharedBase  # here, because most runs train the whole model
+
+    base = SharedBase(
+        Policy(model, cfg.temperature),
+        rank=cfg.lora_rank,
+        alpha=cfg.lora_alpha,
+        critic=cfg.has_critic,
+        seed=cfg.seed,
+    )
+    if saved:
+        for name, p in base.named_parameters():
+            if p.requires_grad:  # a KeyError is better than an adapter that stays at its start
+                p.data.copy_(saved["adapters"][name])
+    if cfg.recomputes_activations:
+        recompute_activations(model, context_fn=base.checkpoint_contexts)
+    critic = base.critic and AdapterView(base, "critic")
+    return base, AdapterView(base, "policy"), critic, AdapterView(base, "reference")
+
+
+def make_masters(module, device="cpu", dtype=torch.float32):
+    """Give a Policy, a Critic or a SharedBase its master weights, in place: each parameter that is
+    not frozen becomes an fp32 copy. Where there is a process group, all parameters are sharded over
+    the ranks, and computed with in `dtype`.
+
+    Before this call a parameter may have the type in which it is stored, and may be mapped from the
+    checkpoint's file, so that unread weights take no memory. Build an optimizer after it: the
+    parameters of shards are new ones."""
+    if torch.distributed.is_initialized():
+        from support.sharding import shard  # here, because one process on a CPU has no shards
+
+        shard(module, device, dtype, before=to_fp32)
+    else:
+        to_fp32(module)
+
+
+def to_fp32(module):
+    """Make fp32 copies of a module's parameters, except of those that are frozen or sharded."""
+    for p in module.parameters():
+        if p.requires_grad and not hasattr(p, "full_tensor"):
+            p.data = p.data.to(torch.float32, copy=True)
+
+
 def adamw(module, lr):
     """The optimizer of the released script: AdamW with torch's own betas, 0.9 and 0.999, and weight
     decay, 0.01. `fused`, on a GPU, saves work of the CPU."""
     parameters = list(module.parameters())
     return torch.optim.AdamW(parameters, lr, fused=parameters[0].is_cuda or None)
+
+
+def optimizer_state(module, optimizer, keep=True):
+    """Adam's state as {name of the parameter: {"exp_avg": tensor, ...}}, whole and on the CPU, so
+    that it is the same for any number of ranks. (The optimizer's own state_dict() numbers the
+    parameters instead of naming them, and holds shards.)
+
+    A collective call. keep: whether this rank wants the result; if not, it takes part and gets {},
+    because one copy in memory is enough."""
+    state = {}
+    for name, p in module.named_parameters():
+        moments = {key: full_tensor(value).cpu() for key, value in optimizer.state[p].items()}
+        if keep:
+            state[name] = moments
+    return state
+
+
+def load_optimizer_state(module, optimizer, state):
+    """Give an optimizer the `state` that `optimizer_state` returned; each rank takes its shard."""
+    for name, p in module.named_parameters():
+        for key, value in state[name].items():
+            value = value.to(p.device)  # also the number of steps: fused Adam counts on the GPU
+            if value.dim() and hasattr(p, "full_tensor"):  # a moment of a parameter with shards
+                value = torch.distributed.tensor.distribute_tensor(
+                    value, p.device_mesh, p.placements
+                )
+            optimizer.state[p][key] = value
 
 
 # ------------------------------------------------------------- what is kept of the starting policy

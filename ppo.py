@@ -28,6 +28,7 @@ from support.command_line import Parser
 from support.errors import SelfCheckFailed
 
 import math
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -298,25 +299,27 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     gap = logp_gap(batches, old_log_probs, models.gap_limits, models.reduce)
     sums = torch.zeros(4, dtype=torch.float64)  # this rank's KL, entropy, clipped, tokens
     norms = []
-    k = 0  # counts micro-batches
+    # One row per micro-batch, in the order of the steps; None for what this update does not have.
+    nothing = [None] * len(batches)
+    of_critic = (old_values, returns) if critic else (nothing, nothing)
+    rows = zip(batches, old_log_probs, advantages, ref or nothing, *of_critic, strict=True)
     for step, micros in enumerate(minibatches):
         # The loss is a mean over the policy's tokens of the whole mini-batch, on all ranks. A mean
         # of means of micro-batches would weigh the tokens of small micro-batches more.
         tokens = models.reduce(sum(batch.action_mask.sum() for batch in micros)).clamp(min=1)
-        for batch in micros:
+        for batch, old, advantage, ref_log_probs, old_value, target in islice(rows, len(micros)):
             mask = batch.action_mask
             log_probs, entropy = policy(batch)
-            old = old_log_probs[k]
             if step == 0:
                 check_first_ratio(log_probs, old, mask, models.ratio_limit)
 
             # Sum the losses over the tokens. The engine's importance weights are in the policy
             # loss only. A k1 penalty is no loss: PPO puts it into the rewards.
             weights = importance_weights(old, batch.engine_log_probs)
-            loss, clipped = policy_loss(log_probs, old, advantages[k], mask, cfg.clip_eps, weights)
+            loss, clipped = policy_loss(log_probs, old, advantage, mask, cfg.clip_eps, weights)
             loss = loss - cfg.entropy_coef * entropy[mask].sum()
             if cfg.kl_coef and cfg.kl_estimator != "k1":
-                penalty = kl_penalty(log_probs, ref[k], cfg.kl_estimator, old)
+                penalty = kl_penalty(log_probs, ref_log_probs, cfg.kl_estimator, old)
                 loss = loss + cfg.kl_coef * penalty[mask].sum()
 
             # Backward: gradients add up over the micro-batches. FSDP averages them over the ranks,
@@ -324,7 +327,7 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
             (loss / tokens * models.world_size).backward()
             if critic:
                 values = critic(batch)
-                critic_loss = value_loss(values, old_values[k], returns[k], mask, cfg.value_clip)
+                critic_loss = value_loss(values, old_value, target, mask, cfg.value_clip)
                 (critic_loss / tokens * models.world_size).backward()
 
             # The tokens are samples of pi_old, so this is KL(pi_old, pi).
@@ -333,7 +336,6 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
                 [moved.sum().item(), entropy[mask].sum().item(), clipped.item(), mask.sum().item()],
                 dtype=torch.float64,
             )
-            k += 1
 
         # Clip, and step.
         norm = clip_gradient(policy, MAX_GRAD_NORM)

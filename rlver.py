@@ -11,7 +11,7 @@
     5. log          a line of metrics, every dialogue word for word
     6. evaluate     held-out users, before and after; and save checkpoints
 
-`train` is the loop. The functions that it calls follow in the order of use. Flags, torchrun, files,
+`train` is the loop; the functions that it calls follow. Flags, torchrun, files,
 printing and pictures are in support/; a first reading can skip them.
 """
 
@@ -25,8 +25,7 @@ from support.report import dialogue_text, print_head, print_summary, progress
 import signal
 import sys
 import time
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 
 import torch
 from tqdm import tqdm
@@ -39,67 +38,51 @@ from players import digest_of_templates, simulator_of_run
 from policy import split_batch
 from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout
+from simulator import Simulator
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
 
-def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top to bottom
+@dataclass
+class Session:
+    """All that the loop works with, on one rank."""
+
+    cfg: settings.Settings
+    run: rundir.RunDir
+    simulator: Simulator
+    users: list  # profiles of the people to train on
+    heldout: list  # profiles of the people to evaluate with
+    models: Models
+    distance: DistanceFromStart
+    state: dict  # what a checkpoint keeps of the run: step, seconds, evaluations
+    saved_step: int  # of the newest checkpoint
+
+
+def train(cfg, run):
     """The whole loop: what the Settings `cfg` ask for, in the RunDir `run`. A new run begins with
-    an evaluation, a resumed one at its newest checkpoint. Returns the state, what a checkpoint
-    keeps of the run: step, seconds, evaluations. With many ranks each has its own dialogues, its
-    own engine and a shard of the models. Raises SimulatorRefused, TooManyLost or CannotWrite at any
-    time, BadInput or BadModel before config.json is written, SelfCheckFailed later."""
-    simulator, users, heldout, models, distance, state = begin(cfg, run)
-    # episodes as mini-batches, each a list of micro-batches of packed rows
-    split = partial(
-        split_batch,
-        max_tokens=cfg.tokens_per_gpu,
-        device=models.device,
-        reward=cfg.reward,
-    )
+    an evaluation, a resumed one at its newest checkpoint. Returns the state of the Session. With
+    many ranks each has its own dialogues, its own engine and a shard of the models. Raises
+    SimulatorRefused, TooManyLost or CannotWrite at any time, BadInput or BadModel before
+    config.json is written, SelfCheckFailed later."""
+    session = set_up(cfg, run)
+    users, models, state = session.users, session.models, session.state
 
-    def save():
-        """A checkpoint of the last whole step. All ranks gather, the first one writes."""
-        run.save(state, models.gather())
-        if state["step"] > 0:
-            draw_report(run)
-
-    hold = partial(hold_dialogues, cfg, run, simulator, models, save)
-
-    def evaluate(step, title=""):
-        """Step 6: one dialogue with every held-out user; the scores are kept in the state. title:
-        of the first dialogue, if it is to be printed."""
-        began = time.perf_counter()
-        episodes, all_episodes, counts = hold(heldout, 1, "evaluation", step)
-        if step == 0:
-            distance.keep(episodes)
-        scores = {"step": step, **summarise(all_episodes), **counts}
-        state["seconds"]["evaluate"] += time.perf_counter() - began
-        state["evaluations"].append(scores)
-        run.log_evaluation(all_episodes, scores)
-        if title:
-            first = all_episodes[0]
-            run.tell(dialogue_text(title, first, hidden_need(heldout[first.group])))
-
-    # ---- 6. Evaluate, before; or where the run was stopped between a step and its evaluation.
-    if state["step"] < 0:
-        evaluate(0, "before training")
-        state["step"] = 0
-        save()
-    elif evaluation_is_due(cfg, state["step"]) and state["evaluations"][-1]["step"] < state["step"]:
-        evaluate(state["step"])
+    # ---- 6. Evaluate and save, before.
+    evaluate_and_save(session)
 
     steps = range(state["step"] + 1, cfg.steps + 1)
     bar = tqdm(
         steps, "training", cfg.steps, initial=state["step"], unit="step", disable=not run.first
     )
     for step in bar:
-        began, simulator_before = time.perf_counter(), run.clock.simulator
+        start, simulator_before = time.perf_counter(), run.clock.simulator
 
         # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
         profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, step)
-        episodes, all_episodes, counts = hold(profiles, cfg.group_size, "training", step)
+        episodes, all_episodes, counts = hold_dialogues(
+            session, profiles, cfg.group_size, "training", step
+        )
         check_groups(all_episodes)
         rolled_out = time.perf_counter()
 
@@ -107,7 +90,15 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
         models.engine.sleep()  # the memory of its cache is the update's now
         if not cfg.toy:  # it has little to free, and would be slower by a twentieth
             return_freed_memory()
-        minibatches = split(episodes, cfg.batch_size, cfg.minibatches, seed=f"{cfg.seed} {step}")
+        minibatches = split_batch(  # each a list of micro-batches of packed rows
+            episodes,
+            cfg.batch_size,
+            cfg.minibatches,
+            max_tokens=cfg.tokens_per_gpu,
+            seed=f"{cfg.seed} {step}",
+            device=models.device,
+            reward=cfg.reward,
+        )
         # Both learning rates rise from 0 to their full value in the first `warmup` steps.
         models.set_learning_rates(min(1.0, step / max(1, cfg.warmup)))
         metrics = UPDATES[cfg.algo](models, minibatches, cfg)
@@ -118,41 +109,31 @@ def train(cfg, run):  # noqa: C901, PLR0915 - one function, to be read from top 
 
         # ---- 5. Log: every dialogue, a line of metrics.
         state["step"] = step
-        state["seconds"]["rollout"] += rolled_out - began
+        state["seconds"]["rollout"] += rolled_out - start
         state["seconds"]["simulator"] += run.clock.simulator - simulator_before
         state["seconds"]["update"] += synced - rolled_out
-        row = row_of_step(
-            cfg, models, distance, state, profiles, episodes, all_episodes, counts, metrics
-        )
-        row["seconds"] = synced - began
+        row = row_of_step(session, profiles, episodes, all_episodes, counts, metrics)
+        row["seconds"] = synced - start
         run.log_step(all_episodes, row)
-        bar.set_postfix_str(progress(row, rolled_out - began))
+        bar.set_postfix_str(progress(row, rolled_out - start))
 
-        # ---- 6. Evaluate, and save.
-        if evaluation_is_due(cfg, step):
-            evaluate(step)
-        if step % cfg.save_every == 0 or step == cfg.steps:
-            save()
-
-    # ---- 6. Evaluate, after. (With --steps 0 the one evaluation was made above.)
-    if state["step"] > 0:
-        evaluate(state["step"], "after training")
+        # ---- 6. Evaluate and save, where it is due.
+        evaluate_and_save(session)
     return state
 
 
 # ------------------------------------------------------------- what train calls, in order of its use
 
 
-def begin(cfg, run):
-    """All that the loop needs: (Simulator, people to train on, held-out people, Models,
-    DistanceFromStart, state)."""
+def set_up(cfg, run):
+    """The Session of a run. Before the first dialogue everything is tried that could fail later."""
     simulator = simulator_of_run(cfg, run.calls, run.clock)
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
     refuse_other_heldout(run.path, heldout)
     # as in the released files: such users are new in their story alone
     if both := {user.player for user in users} & {user.player for user in heldout}:
         run.tell(f"warning: personas both trained on and held out: {len(both)}")
-    checkpoint = run.enter()
+    checkpoint = run.open()
     # Before the first dialogue: a wrong key or model shows at once.
     if cfg.reader or cfg.simulator not in SCRIPTED:
         run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
@@ -163,20 +144,67 @@ def begin(cfg, run):
     if checkpoint:
         distance.read()
     run.try_to_save(models.write_trial, models.checkpoint_bytes())
-    state = run.begin(checkpoint, heldout, digest_of_templates(models, simulator))
+    state = run.restore(checkpoint, heldout, digest_of_templates(models, simulator))
     ranks.barrier()
     if run.first:
         print_head(cfg, run.path, len(users), len(heldout), ranks.world_size(), state["step"])
-    return simulator, users, heldout, models, distance, state
+    return Session(cfg, run, simulator, users, heldout, models, distance, state, state["step"])
 
 
-def hold_dialogues(cfg, run, simulator, models, save, profiles, group_size, kind, step):
+def evaluate_and_save(session):
+    """Step 6, where it is due: an evaluation before training, after every --eval-every steps and
+    after training; a checkpoint before training, after every --save-every steps and after the last
+    one. `train` calls it before its first step, too: a new run begins so, and a resumed one may
+    have been stopped between a step and its evaluation."""
+    cfg, state = session.cfg, session.state
+    step = max(0, state["step"])  # a new run is at -1
+    # Before the last evaluation: a run that goes on with more steps has not made it.
+    if state["step"] == cfg.steps:
+        save(session)
+    is_due = step in (0, cfg.steps) or (cfg.eval_every and step % cfg.eval_every == 0)
+    if is_due and step not in [scores["step"] for scores in state["evaluations"]]:
+        evaluate(session, step)
+    state["step"] = step
+    if step % cfg.save_every == 0:
+        save(session)
+
+
+def evaluate(session, step):
+    """One dialogue with every held-out user. The scores are kept in the state. Before and after
+    training the first dialogue is printed."""
+    cfg, run, state = session.cfg, session.run, session.state
+    start = time.perf_counter()
+    episodes, all_episodes, counts = hold_dialogues(session, session.heldout, 1, "evaluation", step)
+    if step == 0:
+        session.distance.keep(episodes)
+    scores = {"step": step, **summarise(all_episodes), **counts}
+    state["seconds"]["evaluate"] += time.perf_counter() - start
+    state["evaluations"].append(scores)
+    run.log_evaluation(all_episodes, scores)
+    if step in (0, cfg.steps):
+        first = all_episodes[0]
+        title = "after training" if step else "before training"
+        run.tell(dialogue_text(title, first, hidden_need(session.heldout[first.group])))
+
+
+def save(session):
+    """A checkpoint of the last whole step, unless there is no such step or it has one. All ranks
+    gather, the first one writes."""
+    if session.saved_step < session.state["step"]:
+        session.run.save(session.state, session.models.gather())
+        session.saved_step = session.state["step"]
+        if session.saved_step > 0:
+            draw_report(session.run)
+
+
+def hold_dialogues(session, profiles, group_size, kind, step):
     """Steps 1 and 2: `group_size` dialogues with each of `profiles`. Returns this rank's episodes,
     those of all ranks (without tokens), and what run.log_dropped counts. Raises TooManyLost, after
-    a checkpoint (`save`), if more than a fifth were dropped.
+    a checkpoint, if more than a fifth were dropped.
 
     Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
     draws depend neither on a resume nor on the number of ranks."""
+    cfg, run, models = session.cfg, session.run, session.models
     models.engine.forget()
     if not cfg.toy:
         return_freed_memory()
@@ -204,7 +232,7 @@ def hold_dialogues(cfg, run, simulator, models, save, profiles, group_size, kind
         disable=not run.first or (kind == "training" and cfg.toy),
     ) as bar:
         dialogues = rollout(
-            simulator,
+            session.simulator,
             here,
             group_size,
             make_agent,
@@ -215,29 +243,19 @@ def hold_dialogues(cfg, run, simulator, models, save, profiles, group_size, kind
         )
         episodes, dropped_here = run.runner.run(dialogues)
     dropped = ranks.all_gather_list(dropped_here)
-    begun = len(profiles) * group_size
-    too_many = len(dropped) > errors.MAX_LOST * begun
-    if too_many:
+    dialogues_begun = len(profiles) * group_size
+    if len(dropped) > errors.MAX_LOST * dialogues_begun:
         # Save first: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged
         # before the save would survive the cut, and the repeated step would log them again.
-        save()
-    counts = run.log_dropped(kind, step, dropped)
-    if too_many:
-        raise errors.TooManyLost(
-            f"{len(dropped)} of {begun} dialogues are lost, the first because of: "
-            f"{dropped[0]['reason']} (dropped.jsonl holds what was said in them)"
-        )
+        save(session)
+    counts = run.log_dropped(kind, step, dropped, dialogues_begun)
     return episodes, ranks.gather_episodes(episodes), counts
 
 
-def evaluation_is_due(cfg, step):
-    """Is there an evaluation after this step? (The last one is always made.)"""
-    return bool(cfg.eval_every) and 0 < step < cfg.steps and step % cfg.eval_every == 0
-
-
-def row_of_step(cfg, models, distance, state, profiles, episodes, all_episodes, counts, metrics):
+def row_of_step(session, profiles, episodes, all_episodes, counts, metrics):
     """The line of metrics.jsonl for a training step. profiles: of its groups; counts: from
     `hold_dialogues`; metrics: from the update."""
+    cfg, state = session.cfg, session.state
     batch = batch_metrics(all_episodes, [p.need for p in profiles], cfg.think, cfg.compares_groups)
     replies = batch["episodes"] * batch["turns"]  # turns: the mean per dialogue
     return {
@@ -248,7 +266,7 @@ def row_of_step(cfg, models, distance, state, profiles, episodes, all_episodes, 
         "reply_tokens": metrics["tokens_trained"] / replies,
         **metrics,
         "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),
-        "kl_start": distance.kl(),
+        "kl_start": session.distance.kl(),
         # the training users' emotion minus the last score of the held-out users
         "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
         "tokens_sampled": sum(ranks.all_gather_list([e.tokens_sampled for e in episodes]))
@@ -273,12 +291,12 @@ def interrupt(*_):
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
-    given = vars(settings.make_parser().parse_args(argv))
+    flags = vars(settings.make_parser().parse_args(argv))
     run, out, code, message = None, None, 0, ""
     usual_handler = signal.signal(signal.SIGINT, interrupt)
     try:
-        ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(given) != "toy")
-        cfg, out, finished = ranks.broadcast(settings.open_run, given)
+        ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(flags) != "toy")
+        cfg, out, finished = ranks.broadcast(settings.open_run, flags)
         if finished:
             if ranks.rank() == 0:
                 print_summary(out)

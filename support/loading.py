@@ -205,6 +205,12 @@ def write_model(directory, model, weights, tokenizer):
     )
 
 
+def blocks_of(model):
+    """The transformer blocks of a model: its longest ModuleList."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    return max(lists, key=len, default=torch.nn.ModuleList())
+
+
 def stop_ids(path):
     """The ids of a model's stop tokens, from its generation_config.json; [] if it has no such file,
     or if the file names no stop token."""

@@ -1,4 +1,4 @@
-"""support/ranks.py - one process or many: torchrun, what ranks tell each other, FSDP2.
+"""support/ranks.py - one process or many: torchrun, and what ranks tell each other.
 
     torchrun --nproc-per-node 8 rlver.py ...
 
@@ -19,7 +19,6 @@ from operator import attrgetter
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 # Seconds that a rank waits for another one. A rollout ends long before that (ROLLOUT_TIMEOUT).
 GROUP_TIMEOUT = 7200
@@ -138,92 +137,15 @@ def gather_episodes(episodes):
     return sorted(episodes, key=attrgetter("number"))
 
 
-# -------------------------------------------------------------------------------------------- FSDP2
-
-
-def blocks_of(model):
-    """The transformer blocks of a model: its longest ModuleList."""
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len, default=nn.ModuleList())
-
-
-def make_masters(module, device="cpu", dtype=torch.float32):
-    """Give a Policy, a Critic or a SharedBase its master weights, in place: each parameter that is
-    not frozen becomes an fp32 copy. If there is a process group, masters and frozen weights are
-    sharded over all ranks with FSDP2.
-
-    Before this call a parameter may have the type in which it is stored, and may be mapped from the
-    checkpoint's file, so that unread weights take no memory.
-
-    Each transformer block becomes a unit of FSDP2, and the rest is one more unit, the root. In a
-    forward pass FSDP2 gathers a unit's weights just before it computes, in `dtype` (bf16 on a GPU),
-    and frees them afterwards. Master weights, gradients and Adam's moments are fp32 shards. Every
-    pass must go through the root's forward(), where FSDP2 begins.
-
-    Gradients come out *averaged* over ranks, which is why `ppo.optimize` multiplies its loss by
-    their number. Build an optimizer after this: the parameters of shards are new ones."""
-    parts, is_sharded = [module], dist.is_initialized()
-    if is_sharded:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        mesh = init_device_mesh(device, (dist.get_world_size(),))
-        precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        # One part after the other: a rank never holds more in fp32 than its shard and a block.
-        parts = [*blocks_of(module), module]
-    for part in parts:
-        for p in part.parameters():
-            is_master = hasattr(p, "full_tensor")  # a shard of a block is one already
-            if p.requires_grad and not is_master:
-                p.data = p.data.to(torch.float32, copy=True)
-        if is_sharded:
-            fully_shard(part, mesh=mesh, mp_policy=precision)
-
-    def free_gathered_weights(root, *_):
-        # FSDP2 keeps the root's gathered weights for a backward pass, even without gradients.
-        if not torch.is_grad_enabled():
-            root.reshard()
-
-    if is_sharded:
-        module.register_forward_hook(free_gathered_weights)
-
-
 def full_tensor(tensor):
-    """The whole of a tensor that may be a shard. A collective call: every rank must make it."""
+    """The whole of a tensor that may be a shard (support/sharding.py)."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def iter_full_weights(module):
     """Yield (name, whole tensor) of a module, one at a time: no rank ever holds more than one
-    besides its own shard. A collective call: every rank must iterate to the end.
+    besides its own shard. Every rank must iterate to the end.
 
     It uses state_dict(), because named_parameters() omits the second name of a tied tensor."""
     for name, tensor in module.state_dict().items():
         yield name, full_tensor(tensor.detach())
-
-
-def optimizer_state(module, optimizer, keep=True):
-    """Adam's state as {name of the parameter: {"exp_avg": tensor, ...}}, whole and on the CPU, so
-    that it is the same for any number of ranks. (The optimizer's own state_dict() numbers the
-    parameters instead of naming them, and holds shards.)
-
-    A collective call. keep: whether this rank wants the result; if not, it takes part and gets {},
-    because one copy in memory is enough."""
-    state = {}
-    for name, p in module.named_parameters():
-        moments = {key: full_tensor(value).cpu() for key, value in optimizer.state[p].items()}
-        if keep:
-            state[name] = moments
-    return state
-
-
-def load_optimizer_state(module, optimizer, state):
-    """Give an optimizer the `state` that `optimizer_state` returned; each rank takes its shard."""
-    from torch.distributed.tensor import distribute_tensor
-
-    for name, p in module.named_parameters():
-        for key, value in state[name].items():
-            value = value.to(p.device)  # also the number of steps: fused Adam counts on the GPU
-            if value.dim() and hasattr(p, "full_tensor"):  # a moment of a parameter with shards
-                value = distribute_tensor(value, p.device_mesh, p.placements)
-            optimizer.state[p][key] = value

@@ -12,7 +12,7 @@ them.
 from support import STARTED
 from support.calls import CallLog, Clock
 from support.command_line import SCRIPTED
-from support.errors import BadInput, CannotWrite, one_line
+from support.errors import MAX_LOST, BadInput, CannotWrite, TooManyLost, one_line
 from support.files import append_line, lock, read_json, read_jsonl, size_of, write_json
 from support.metrics import MALFORMED, warnings_of
 
@@ -40,10 +40,10 @@ class RunDir:
     path, cfg     the directory; Settings
     runner        the asyncio.Runner in which all dialogues are held
     clock, calls  the seconds in which only the user's model is at work; the log of its calls
-    heldout       the profiles of the held-out users, from `begin` on
-    rows          the lines of metrics, from `begin` on
-    warned_of     the names of the warnings that were printed, from `begin` on
-    began         when the run would have begun without interruptions, from `begin` on
+    heldout       the profiles of the held-out users, from `restore` on
+    rows          the lines of metrics, from `restore` on
+    warned_of     the names of the warnings that were printed, from `restore` on
+    start_time    when the run would have begun without interruptions, from `restore` on
     start_file    holds a few dialogues of the starting policy, to measure the KL from it
     """
 
@@ -61,7 +61,7 @@ class RunDir:
 
     # ---- begin and end
 
-    def enter(self):
+    def open(self):
         """Lock the directory, if it is there, and read the logged calls. The lock ends with the
         process, or with `close`. Returns the newest checkpoint, or None. Raises BadInput if the
         checkpoint is not whole."""
@@ -74,7 +74,7 @@ class RunDir:
             self.calls.read(path)  # nothing is paid for twice, whichever rank asked it
         return newest
 
-    def begin(self, checkpoint, heldout, templates):
+    def restore(self, checkpoint, heldout, templates):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again; write config.json and heldout.json. The directory
         is made on every rank, and locked if it is new. templates: what the chat templates write, as
@@ -101,10 +101,10 @@ class RunDir:
                 f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "
                 "--steps is the total"
             )
-        self.began, self.heldout = STARTED - state["seconds"]["total"], heldout
+        self.start_time, self.heldout = STARTED - state["seconds"]["total"], heldout
         self.path.mkdir(parents=True, exist_ok=True)  # each rank logs its own calls there
         if self.first:
-            if self.held_lock is None:  # a new run; another may have begun here since `enter`
+            if self.held_lock is None:  # a new run; another may have begun here since `open`
                 self.held_lock = lock(self.path)
             for name, size in state["log_bytes"].items():
                 path = self.path / name
@@ -122,7 +122,7 @@ class RunDir:
         """Write summary.json, which marks the run as finished."""
         if not self.first:
             return
-        state["seconds"]["total"] = time.perf_counter() - self.began
+        state["seconds"]["total"] = time.perf_counter() - self.start_time
         evaluations = state["evaluations"]
         summary = {
             "before": evaluations[0],
@@ -178,12 +178,18 @@ class RunDir:
             score = f"held-out score {scores['score']:.1f} ({scale_of_run(vars(self.cfg))})"
             self.tell(f"step {step}: {score}")
 
-    def log_dropped(self, kind, step, rows):
+    def log_dropped(self, kind, step, rows, dialogues_begun):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
         Returns {"dropped": their number, "unreadable": how many of them had unreadable answers of
-        the user, "tokens_dropped": the tokens that were sampled for them}."""
+        the user, "tokens_dropped": the tokens that were sampled for them}. Raises TooManyLost if
+        they are more than a fifth of `dialogues_begun`."""
         for row in rows:
             self.append("dropped.jsonl", {"step": step, "kind": kind, **row})
+        if len(rows) > MAX_LOST * dialogues_begun:
+            raise TooManyLost(
+                f"{len(rows)} of {dialogues_begun} dialogues are lost, the first because of: "
+                f"{rows[0]['reason']} (dropped.jsonl holds what was said in them)"
+            )
         return {
             "dropped": len(rows),
             "unreadable": sum(row["unreadable"] for row in rows),
@@ -198,14 +204,14 @@ class RunDir:
     # ---- checkpoints
 
     def save(self, state, write):
-        """Write a checkpoint of the last whole step, unless there is no such step or it has one.
-        Then remove all but the newest two of those that this run wrote. Only the first rank writes.
+        """Write a checkpoint of the last whole step. Then remove all but the newest two of those
+        that this run wrote. Only the first rank writes.
 
-        state: what state.json will hold; write(directory): a function that writes everything else.
+        write(directory, state): a function that writes all its files (Models.gather returns it).
         Raises CannotWrite."""
-        state["seconds"]["total"] = time.perf_counter() - self.began
+        state["seconds"]["total"] = time.perf_counter() - self.start_time
         name = f"checkpoint-{state['step']:06d}"
-        if not self.first or state["step"] < 0 or (self.path / name).exists():
+        if not self.first:
             return
         state["log_bytes"] = {log: size_of(self.path / log) for log in state["log_bytes"]}
         written = [*state["checkpoints"], name]
@@ -238,14 +244,11 @@ class RunDir:
 
     def write_whole(self, path, write, state):
         """Write a checkpoint under another name and rename it, so that nobody ever finds half of
-        one. It includes the settings (rlver.json), so that a copy in another place says what it is.
-        Raises CannotWrite."""
+        one. write: as in `save`. Raises CannotWrite."""
         scratch = path.with_name(f".{path.name}")
         shutil.rmtree(scratch, ignore_errors=True)
         try:
-            write(scratch)
-            write_json(scratch / "rlver.json", vars(self.cfg))
-            write_json(scratch / "state.json", state)
+            write(scratch, state)
             os.rename(scratch, path)
         except Exception as error:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -241,6 +241,12 @@ class Settings:
         return self.model == "toy"
 
     @property
+    def recomputes_activations(self):
+        """Are activations computed again in the backward pass? Those of all blocks may take more
+        memory than all else. An update then takes a quarter longer."""
+        return not (self.toy or self.keep_activations)
+
+    @property
     def has_critic(self):
         return self.algo == "ppo"
 

@@ -4,7 +4,6 @@ name where there is none)."""
 
 from support.errors import BadModel
 from support.loading import load_model
-from support.ranks import load_optimizer_state, make_masters
 
 import asyncio
 import sys
@@ -19,6 +18,7 @@ import rlver
 from elsewhere import DEVICE, elsewhere, load
 from engine import TorchEngine
 from lora import AdapterView, SharedBase
+from models import load_optimizer_state, make_masters
 from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
 from runs import words

@@ -6,7 +6,6 @@ from support import loading
 from support.errors import BadModel, CannotWrite
 from support.files import write_file
 from support.loading import load_model, write_model
-from support.ranks import make_masters
 
 import copy
 import json
@@ -81,7 +80,7 @@ def test_weights_are_fp32_and_dropout_is_off(family, stored, tmp_path):
     (wide, _), (mapped, _) = load_model(tmp_path), load_model(tmp_path, dtype=None)
     assert torch.equal(*two_passes(wide))
     assert {p.dtype for p in mapped.parameters()} == {torch.bfloat16}
-    make_masters(mapped)
+    models.make_masters(mapped)
     for (name, a), b in zip(wide.named_parameters(), mapped.parameters()):
         assert a.dtype == b.dtype == torch.float32 and torch.equal(a, b), name
     assert torch.equal(wide.eval()(IDS).logits, mapped.eval()(IDS).logits)

@@ -28,18 +28,13 @@ def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
     """One update of policy and critic on this rank's part of the dialogues. lora: rank of their
     adapters, or 0. Returns (metrics, gradients of each step, weights), whole."""
     from support.loading import load_model
-    from support.ranks import (
-        all_gather_list,
-        all_reduce_sum,
-        full_tensor,
-        iter_full_weights,
-        make_masters,
-    )
+    from support.ranks import all_gather_list, all_reduce_sum, full_tensor, iter_full_weights
 
     import ppo
     from adapters import shared
     from grpo import grpo_update
     from lora import merge
+    from models import make_masters
     from policy import Critic, Policy, dummy_batch, micro_batches, recompute_activations
 
     model, _ = load_model(tiny_dir)

@@ -270,13 +270,13 @@ def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
     """A checkpoint may reach the disk before the log does. To cut a file to more than its length
     writes a hole into it that no JSON reader passes."""
     run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    state = run.begin(None, [], "")
+    state = run.restore(None, [], "")
     run.append("metrics.jsonl", {"step": 1})
     checkpoint = tmp_path / "out" / "checkpoint-000001"
     for known, left in ((99, 12), (6, 6)):
         old = {**state, "step": 1, "log_bytes": {"metrics.jsonl": known}}
         write_json(checkpoint / "state.json", old)
-        run.begin(checkpoint, [], "")
+        run.restore(checkpoint, [], "")
         assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'[:left]
     run.close()
 
@@ -285,15 +285,15 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
     """Two flat steps before a resume and one after it were no warning, but summary.json had it;
     and what was said before was said again."""
     run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    state = run.begin(None, [], "")
+    state = run.restore(None, [], "")
     for step in (1, 2):
         sampled = {"tokens_trained": 9, "tokens_sampled": 8, "tokens_dropped": 0}
         run.log_step([], {"step": step, "zero_std_groups": 1, **sampled})
     assert "step 1: more tokens are trained" in capsys.readouterr().out
-    run.save({**state, "step": 2}, lambda directory: None)
+    run.save({**state, "step": 2}, lambda path, state: write_json(path / "state.json", state))
     run.close()
     again = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    again.begin(again.enter(), [], "")
+    again.restore(again.open(), [], "")
     again.log_step([], {"step": 3, "zero_std_groups": 1})
     again.close()
     said = capsys.readouterr().out
@@ -336,7 +336,7 @@ def test_a_run_that_is_over_or_still_going_is_left_alone(half, tmp_path, capfd):
     told = output_of(capfd, 0, rlver.main, "--resume", out)
     assert "is finished" in told and "--steps N, N the total" in told
     running = rundir.RunDir(out, Settings(**json.loads((out / "config.json").read_text())))
-    running.enter()
+    running.open()
     told = output_of(capfd, 2, rlver.main, "--resume", out, "--steps", 3)
     assert "another process is at work there" in told
     running.close()
@@ -348,7 +348,7 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
     first one's, and its empty logs the lines that the first has written."""
     out = tmp_path / "out"
     first, second = (rundir.RunDir(out, resolve_settings({"seed": seed})) for seed in (0, 1))
-    second.enter()
+    second.open()
     first.begin(None, [], "")
     first.append("metrics.jsonl", {"step": 1})
     before = files(out)
@@ -498,7 +498,7 @@ def test_a_state_that_is_missing_shows_before_a_server_is_asked(half, tmp_path):
     (out / "checkpoint-000002" / "state.json").unlink()
     run = rundir.RunDir(out, resolve_settings({}))
     with pytest.raises(BadInput, match="state.json: missing"):
-        run.enter()
+        run.open()
     run.close()
 
 
@@ -579,7 +579,7 @@ def test_a_disk_with_little_room_is_one_warning(
     run = rundir.RunDir(whole(name), resolve_settings({}))
     monkeypatch.setattr(run, "tell", lambda text: pytest.fail(text))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
-    run.try_to_save(lambda path: path.mkdir(), 1)
+    run.try_to_save(lambda path, state: path.mkdir(), 1)
     run.close()
 
 
