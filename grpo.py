@@ -99,9 +99,9 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
 def check_groups(episodes):
     """Raise SelfCheckFailed unless all dialogues of a group have the same user and the same first
     line. Otherwise the mean of the group would mean nothing."""
-    begun = {}  # {group: (profile_id, first_line)}
+    first = {}  # {group: (profile_id, first_line)}
     for e in episodes:
-        profile_id, first_line = begun.setdefault(e.group, (e.profile_id, e.first_line))
+        profile_id, first_line = first.setdefault(e.group, (e.profile_id, e.first_line))
         if (profile_id, first_line) != (e.profile_id, e.first_line):
             raise SelfCheckFailed(
                 f"group {e.group} is broken: it holds dialogues with "

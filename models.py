@@ -111,13 +111,13 @@ class Models:
             of_engine |= {"context": self.context, "memory_share": cfg.engine_memory}
             self.engine = VllmEngine(source, self.chat.stop_id, seed=cfg.seed, **of_engine)
 
-        # 3. Policy, critic and reference. saved: what `gather` has collected.
-        saved = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
+        # 3. Policy, critic and reference. tensors: what `gather` has collected, or None.
+        tensors = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
         if cfg.lora_rank:
-            base, *parts = build_lora(cfg, model, saved)
+            base, *parts = build_lora(cfg, model, tensors)
             masters = [base]
         else:
-            masters = parts = build_full(cfg, model, saved, source, start)
+            masters = parts = build_full(cfg, model, tensors, source, start)
         self.policy, self.critic, self.reference = parts
         for module in filter(None, masters):
             make_masters(module, self.device.type, self.dtype)
@@ -125,10 +125,10 @@ class Models:
         # 4. Optimizers, of the parameters that step 3 has made.
         self.optimizer = adamw(self.policy, cfg.lr)
         self.critic_optimizer = adamw(self.critic, cfg.critic_lr) if self.critic else None
-        if saved:
-            load_optimizer_state(self.policy, self.optimizer, saved["optimizer"])
-        if saved and self.critic:
-            load_optimizer_state(self.critic, self.critic_optimizer, saved["critic_optimizer"])
+        if tensors:
+            load_optimizer_state(self.policy, self.optimizer, tensors["optimizer"])
+        if tensors and self.critic:
+            load_optimizer_state(self.critic, self.critic_optimizer, tensors["critic_optimizer"])
 
         # 5. A first sync, where one is needed, and a trial of sampling and scoring.
         # memory and other ranks say nothing about the model
@@ -138,7 +138,7 @@ class Models:
                 # Sleep and wake once before the first rollout, so that a failure shows at once.
                 self.engine.sleep()
                 self.sync()  # wakes it
-            elif saved and cfg.lora_rank:
+            elif tensors and cfg.lora_rank:
                 self.sync()  # the engine has the base only, without the checkpoint's adapters
             self.probe(32)
 
@@ -195,21 +195,23 @@ class Models:
         weights = {
             name: w.cpu() for name, w in self.plain_weights() if first and name not in second_names
         }
-        saved = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
+        tensors = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
         if self.critic:
-            saved["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
+            tensors["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
         if self.cfg.lora_rank:
-            saved["adapters"] = {
+            tensors["adapters"] = {
                 name: full_tensor(p.detach()).cpu()
                 for part in filter(None, (self.policy, self.critic))
                 for name, p in part.named_parameters()
             }
         elif self.critic:
-            saved["critic"] = {name: w.cpu() for name, w in iter_full_weights(self.critic) if first}
+            tensors["critic"] = {
+                name: w.cpu() for name, w in iter_full_weights(self.critic) if first
+            }
 
-        return partial(self.write, weights=weights, saved=saved)
+        return partial(self.write, weights=weights, tensors=tensors)
 
-    def write(self, directory, state, weights, saved):
+    def write(self, directory, state, weights, tensors):
         """Write a checkpoint, on one rank. All its files:
 
             config.json, model.safetensors ...    a plain model and its tokenizer, which any program
@@ -221,11 +223,11 @@ class Models:
 
         (RunDir.save renames the directory when all of them are there. What does not change is
         beside it: config.json, heldout.json, start.pt.) weights: of the policy, {name: tensor};
-        saved: what trainer.pt holds. Raises CannotWrite."""
+        tensors: what trainer.pt holds. Raises CannotWrite."""
         write_model(directory, self.policy.model, weights, self.tokenizer)
-        torch.save(saved, directory / "trainer.pt")
+        torch.save(tensors, directory / "trainer.pt")
         if self.cfg.lora_rank:
-            self.policy.write_peft(directory / "adapter", saved["adapters"], self.cfg)
+            self.policy.write_peft(directory / "adapter", tensors["adapters"], self.cfg)
         write_json(directory / "rlver.json", vars(self.cfg))
         write_json(directory / "state.json", state)
 
@@ -247,21 +249,21 @@ class Models:
         return per_weight * sum(p.numel() for p in self.policy.model.parameters())
 
 
-# --------------------------------------------------------------- what Models.__init__ builds, steps 3 and 4
+# ---------------------------------------------------------------------- what Models.__init__ builds
 
 
-def build_full(cfg, model, saved, source, start):
+def build_full(cfg, model, tensors, source, start):
     """(policy, critic, reference), each a whole model: critic is None without PPO, reference
-    without a KL. model: of the policy, loaded from `source`; start: the directory of pi_0; saved:
-    of a checkpoint, or None.
+    without a KL. model: of the policy, loaded from `source`; tensors: of a checkpoint's trainer.pt,
+    or None; start: the directory of pi_0.
 
     Critic and reference are loaded once more, and not copied: mapped from the same file, weights
     take no memory before they become masters."""
     policy, critic, reference = Policy(model, cfg.temperature), None, None
     if cfg.has_critic:
         critic = Critic(load_model(source, dtype=None)[0])
-        if saved:
-            critic.load_state_dict(saved["critic"], assign=True)
+        if tensors:
+            critic.load_state_dict(tensors["critic"], assign=True)
     if cfg.kl_coef:
         reference = Policy(load_model(start, dtype=None)[0], cfg.temperature)
     if cfg.recomputes_activations:
@@ -271,7 +273,7 @@ def build_full(cfg, model, saved, source, start):
     return policy, critic, reference
 
 
-def build_lora(cfg, model, saved):
+def build_lora(cfg, model, tensors):
     """(base, policy, critic, reference): views of one frozen model with adapters, the base; critic
     is None without PPO. Arguments as of `build_full`."""
     from lora import AdapterView, SharedBase  # here, because most runs train the whole model
@@ -283,10 +285,10 @@ def build_lora(cfg, model, saved):
         critic=cfg.has_critic,
         seed=cfg.seed,
     )
-    if saved:
+    if tensors:
         for name, p in base.named_parameters():
             if p.requires_grad:  # a KeyError is better than an adapter that stays at its start
-                p.data.copy_(saved["adapters"][name])
+                p.data.copy_(tensors["adapters"][name])
     if cfg.recomputes_activations:
         recompute_activations(model, context_fn=base.checkpoint_contexts)
     critic = base.critic and AdapterView(base, "critic")

@@ -331,9 +331,9 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
                 (critic_loss / tokens * models.world_size).backward()
 
             # The tokens are samples of pi_old, so this is KL(pi_old, pi).
-            moved = kl_penalty(old[mask], log_probs[mask].detach(), "k3")
+            kl = kl_penalty(old[mask], log_probs[mask].detach(), "k3")
             sums += torch.tensor(
-                [moved.sum().item(), entropy[mask].sum().item(), clipped.item(), mask.sum().item()],
+                [kl.sum().item(), entropy[mask].sum().item(), clipped.item(), mask.sum().item()],
                 dtype=torch.float64,
             )
 

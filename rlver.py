@@ -84,7 +84,7 @@ def train(cfg, run):
             session, profiles, cfg.group_size, "training", step
         )
         check_groups(all_episodes)
-        rolled_out = time.perf_counter()
+        rollout_end = time.perf_counter()
 
         # ---- 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
         models.engine.sleep()  # the memory of its cache is the update's now
@@ -105,17 +105,17 @@ def train(cfg, run):
 
         # ---- 4. Sync: the engine gets the new weights.
         models.sync()
-        synced = time.perf_counter()
+        sync_end = time.perf_counter()
 
         # ---- 5. Log: every dialogue, a line of metrics.
         state["step"] = step
-        state["seconds"]["rollout"] += rolled_out - start
+        state["seconds"]["rollout"] += rollout_end - start
         state["seconds"]["simulator"] += run.clock.simulator - simulator_before
-        state["seconds"]["update"] += synced - rolled_out
+        state["seconds"]["update"] += sync_end - rollout_end
         row = row_of_step(session, profiles, episodes, all_episodes, counts, metrics)
-        row["seconds"] = synced - start
+        row["seconds"] = sync_end - start
         run.log_step(all_episodes, row)
-        bar.set_postfix_str(progress(row, rolled_out - start))
+        bar.set_postfix_str(progress(row, rollout_end - start))
 
         # ---- 6. Evaluate and save, where it is due.
         evaluate_and_save(session)
@@ -243,12 +243,12 @@ def hold_dialogues(session, profiles, group_size, kind, step):
         )
         episodes, dropped_here = run.runner.run(dialogues)
     dropped = ranks.all_gather_list(dropped_here)
-    dialogues_begun = len(profiles) * group_size
-    if len(dropped) > errors.MAX_LOST * dialogues_begun:
+    n_dialogues = len(profiles) * group_size
+    if len(dropped) > errors.MAX_LOST * n_dialogues:
         # Save first: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged
         # before the save would survive the cut, and the repeated step would log them again.
         save(session)
-    counts = run.log_dropped(kind, step, dropped, dialogues_begun)
+    counts = run.log_dropped(kind, step, dropped, n_dialogues)
     return episodes, ranks.gather_episodes(episodes), counts
 
 

@@ -42,7 +42,7 @@ class RunDir:
     clock, calls  the seconds in which only the user's model is at work; the log of its calls
     heldout       the profiles of the held-out users, from `restore` on
     rows          the lines of metrics, from `restore` on
-    warned_of     the names of the warnings that were printed, from `restore` on
+    warning_names     the names of the warnings that were printed, from `restore` on
     start_time    when the run would have begun without interruptions, from `restore` on
     start_file    holds a few dialogues of the starting policy, to measure the KL from it
     """
@@ -115,7 +115,7 @@ class RunDir:
             # an evaluation reads from it which users the run was not trained on
             write_json(self.path / "heldout.json", {"ids": [profile.id for profile in heldout]})
         self.rows = metrics_of(self.path)
-        self.warned_of = set(warnings_of(self.rows))  # those were printed before the resume
+        self.warning_names = set(warnings_of(self.rows))  # those were printed before the resume
         return state
 
     def finish(self, state):
@@ -163,8 +163,8 @@ class RunDir:
         self.append("metrics.jsonl", row)
         self.rows.append(row)
         for name, sentence in warnings_of(self.rows).items():
-            if name not in self.warned_of:
-                self.warned_of.add(name)
+            if name not in self.warning_names:
+                self.warning_names.add(name)
                 self.tell(f"warning, step {row['step']}: {sentence} (docs/troubleshooting.md)")
 
     def log_evaluation(self, episodes, scores):
@@ -178,16 +178,16 @@ class RunDir:
             score = f"held-out score {scores['score']:.1f} ({scale_of_run(vars(self.cfg))})"
             self.tell(f"step {step}: {score}")
 
-    def log_dropped(self, kind, step, rows, dialogues_begun):
+    def log_dropped(self, kind, step, rows, n_dialogues):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
         Returns {"dropped": their number, "unreadable": how many of them had unreadable answers of
         the user, "tokens_dropped": the tokens that were sampled for them}. Raises TooManyLost if
-        they are more than a fifth of `dialogues_begun`."""
+        they are more than a fifth of `n_dialogues`."""
         for row in rows:
             self.append("dropped.jsonl", {"step": step, "kind": kind, **row})
-        if len(rows) > MAX_LOST * dialogues_begun:
+        if len(rows) > MAX_LOST * n_dialogues:
             raise TooManyLost(
-                f"{len(rows)} of {dialogues_begun} dialogues are lost, the first because of: "
+                f"{len(rows)} of {n_dialogues} dialogues are lost, the first because of: "
                 f"{rows[0]['reason']} (dropped.jsonl holds what was said in them)"
             )
         return {
@@ -214,14 +214,14 @@ class RunDir:
         if not self.first:
             return
         state["log_bytes"] = {log: size_of(self.path / log) for log in state["log_bytes"]}
-        written = [*state["checkpoints"], name]
-        state["checkpoints"] = written[-2:]
+        names = [*state["checkpoints"], name]
+        state["checkpoints"] = names[-2:]
         self.write_whole(self.path / name, write, state)
-        for old in written[:-2]:
+        for old in names[:-2]:
             # NFS keeps the files that are being read
             shutil.rmtree(self.path / old, ignore_errors=True)
-            if (self.path / old).exists() and "remove" not in self.warned_of:
-                self.warned_of.add("remove")
+            if (self.path / old).exists() and "remove" not in self.warning_names:
+                self.warning_names.add("remove")
                 self.tell(f"warning: an old checkpoint was not removed: {self.path / old}")
 
     def try_to_save(self, write, size):

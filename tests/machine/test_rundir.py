@@ -349,11 +349,11 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
     out = tmp_path / "out"
     first, second = (rundir.RunDir(out, resolve_settings({"seed": seed})) for seed in (0, 1))
     second.open()
-    first.begin(None, [], "")
+    first.restore(None, [], "")
     first.append("metrics.jsonl", {"step": 1})
     before = files(out)
     with pytest.raises(BadInput, match="another process"):
-        second.begin(None, [], "")
+        second.restore(None, [], "")
     assert files(out) == before
 
 
