@@ -26,6 +26,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import torch
 from tqdm import tqdm
@@ -249,7 +250,8 @@ def hold_dialogues(session, profiles, group_size, kind, step):
         # before the save would survive the cut, and the repeated step would log them again.
         save(session)
     counts = run.log_dropped(kind, step, dropped, n_dialogues)
-    return episodes, ranks.gather_episodes(episodes), counts
+    all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
+    return episodes, sorted(all_episodes, key=attrgetter("number")), counts
 
 
 def row_of_step(session, profiles, episodes, all_episodes, counts, metrics):

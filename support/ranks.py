@@ -10,12 +10,10 @@ ranks are processes of one node.
 from support.errors import BadInput, RunError, one_line
 
 import ctypes
-import dataclasses
 import os
 import signal
 import sys
 from datetime import timedelta
-from operator import attrgetter
 
 import torch
 import torch.distributed as dist
@@ -128,13 +126,6 @@ def broadcast(function, *args):
     if isinstance(result, RunError):
         raise result
     return result
-
-
-def gather_episodes(episodes):
-    """The episodes of all ranks, sorted by number and without their tokens: for counting and for
-    the log."""
-    episodes = all_gather_list([dataclasses.replace(e, segments=[]) for e in episodes])
-    return sorted(episodes, key=attrgetter("number"))
 
 
 def full_tensor(tensor):
