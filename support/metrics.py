@@ -228,7 +228,10 @@ def warnings_of(rows):
     copies = (of("zero_std_groups") >= 0.5) & (of("repeat_across") > 0.9)
     # The gradient need not be 0 then: the entropy bonus and a KL have one.
     flat = (groups_equal | batch_equal) & ~copies
-    all_flat = "for three steps no group (PPO: no batch) had two different rewards, so nothing was learned: "
+    equal = (
+        "for three steps no group (PPO: no batch) had two different rewards, so nothing was "
+        "learned: "
+    )
     top, bottom = of("success") == 100, of("failure") == 100
     dialogues = np.nansum(of("episodes")) + np.nansum(of("dropped"))
     table = (  # (name, does it hold?, sentence)
@@ -271,18 +274,18 @@ def warnings_of(rows):
         (
             "flat at the top",
             often(flat & top, 3, 3),
-            f"{all_flat}all dialogues end at 100, and these users have nothing more to teach",
+            f"{equal}all dialogues end at 100, and these users have nothing more to teach",
         ),
         (
             "flat at the bottom",
             often(flat & bottom, 3, 3),
-            f"{all_flat}all dialogues end at the bottom; read some: are the replies malformed, or "
+            f"{equal}all dialogues end at the bottom; read some: are the replies malformed, or "
             "are these users too hard to please?",
         ),
         (
             "flat",
             often(flat & ~top & ~bottom, 3, 3),
-            f"{all_flat}not all dialogues end at 100, nor all at the bottom; does the user tell "
+            f"{equal}not all dialogues end at 100, nor all at the bottom; does the user tell "
             "replies apart? python -m tools.fitness measures that",
         ),
         (  # A policy that learns to bring this about loses no reward by it.
