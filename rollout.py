@@ -80,11 +80,6 @@ class Episode:
     reward: float = 0.0  # e_T / 100, or 0 if malformed
     start: int = TRAINING.start  # e_0
 
-    @property
-    def delivered_replies(self):
-        """The replies that the user heard."""
-        return [turn.reply for turn in self.turns if turn.emotion is not None]
-
     def turn_rewards(self, kind="terminal"):
         """The reward of each turn in which the policy sampled, a list.
 

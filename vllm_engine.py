@@ -117,7 +117,7 @@ class VllmEngine:
                     if result is not None and not result.done():
                         [reply] = output.outputs
                         ids = list(reply.token_ids)
-                        # reply.logprobs: for each token {id: Logprob}, of it and of other candidates
+                        # logprobs: for each token {id: Logprob}, of it and of other candidates
                         pairs = zip(ids, reply.logprobs)
                         log_probs = [candidates[token].logprob for token, candidates in pairs]
                         result.set_result((ids, log_probs))

@@ -68,14 +68,14 @@ class ChatFormat:
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args = template_args or {}
-        # 1. Refuse a tokenizer that cannot be used.
+        # 1. Refuse a tokenizer that has no encoder of its own.
         if not tokenizer.is_fast:
             raise BadModel(
                 f"a {type(tokenizer).__name__} is written in Python, and has no tokenizer.json; take "
                 "a model with a byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
             )
-        # 2. The encoder of messages, without added tokens. `split_special_tokens` is not enough: it
-        # leaves added tokens that are not special, such as </think> of Qwen3. And some files ask
+        # 2. Make the encoder of messages, without added tokens. `split_special_tokens` is not
+        # enough: it leaves added tokens that are not special, such as </think> of Qwen3. And some files ask
         # for truncation or padding.
         parts = json.loads(tokenizer.backend_tokenizer.to_str())
         parts |= {"added_tokens": [], "truncation": None, "padding": None}
@@ -91,8 +91,15 @@ class ChatFormat:
                 "so the tokens of a message depend on what stands before it; take a model with a "
                 "byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
             )
-        # 3. Cut.
-        head, before_past_reply, after_reply, before_new_reply = self.split_template()
+        # 3. Cut a dummy dialogue of two turns at its messages.
+        self.rendered = self.render("@@1@@", "@@2@@", "@@3@@")
+        match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", self.rendered, re.DOTALL)
+        if not match or self.system_prompt.strip() not in match[1]:
+            raise BadModel(
+                "the chat template does not show every message as it is; this code "
+                "cannot place the replies"
+            )
+        head, before_past_reply, after_reply, before_new_reply = match.groups()
         # 4. In front of a reply. A template may write more there for one kind of reply: white space
         # for a past one; for a new one <think> (think mode) or <think></think> (direct mode).
         ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
@@ -112,26 +119,13 @@ class ChatFormat:
             )
         self.head, self.ask = self.encode(head), self.encode(ask)
         self.opening = self.encode(new)
-        # 5. Behind a reply.
+        # 5. Behind a reply: its stop token, and white space in front of that.
         self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
         self.stop_ids = {self.stop_id, *stop_ids}
-        # 6. Compare.
+        # 6. Compare the pieces, put together, with the template's own text.
         self.check_pieces()
 
     # ------------------------------------------------------------------------------- cutting, once
-
-    def split_template(self):
-        """The template's own text around the messages of a dummy dialogue: up to the user's first
-        text, from there to a past reply, from there to the user's next text, and from there to a
-        new reply. Raises BadModel."""
-        self.rendered = self.render("@@1@@", "@@2@@", "@@3@@")
-        match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", self.rendered, re.DOTALL)
-        if not match or self.system_prompt.strip() not in match[1]:
-            raise BadModel(
-                "the chat template does not show every message as it is; this code "
-                "cannot place the replies"
-            )
-        return match.groups()
 
     def render(self, *texts):
         """The template's own text of a dialogue, up to where the next reply begins. texts: of the

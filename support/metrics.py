@@ -65,7 +65,8 @@ def batch_metrics(episodes, needs, think, compares_groups):
         # thoughts that were taken out of replies in direct mode
         "stray_thoughts": 0 if think else sum(bool(turn.thought) for turn in turns),
         **(zero_std_shares(episodes) if compares_groups else lost_needs(episodes, needs)),
-        **signs([e.delivered_replies for e in episodes]),
+        # of the replies that the user heard
+        **signs([[t.reply for t in e.turns if t.emotion is not None] for e in episodes]),
     }
 
 
@@ -202,6 +203,9 @@ MALFORMED = (
     "not write <think>...</think> and a reply within --max-tokens, and it will hardly learn to. Give "
     "it more tokens, or train without --think"
 )
+FLAT = (
+    "for three steps no group (PPO: no batch) had two different rewards, so nothing was learned: "
+)
 
 
 def column(rows, key):
@@ -228,71 +232,63 @@ def warnings_of(rows):
     copies = (of("zero_std_groups") >= 0.5) & (of("repeat_across") > 0.9)
     # The gradient need not be 0 then: the entropy bonus and a KL have one.
     flat = (groups_equal | batch_equal) & ~copies
-    equal = (
-        "for three steps no group (PPO: no batch) had two different rewards, so nothing was "
-        "learned: "
-    )
     top, bottom = of("success") == 100, of("failure") == 100
     dialogues = np.nansum(of("episodes")) + np.nansum(of("dropped"))
-    table = (  # (name, does it hold?, sentence)
-        (
-            "copies",
+    table = {  # name: (does it hold?, sentence)
+        "copies": (
             sum(copies) >= 3,
             "the dialogues of a group are the same word for word: they share one sampling seed, or "
             "the policy has collapsed",
         ),
-        (  # One changed bit of one weight would change the probabilities of the first dialogues.
-            "still",
+        # One changed bit of one weight would change the probabilities of the first dialogues.
+        "still": (
             sum((of("kl_start") == 0) & (grad_norm > 0)) >= 3,
             "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
             "holds other ones, or the learning rate is 0",
         ),
-        (  # Some advantage is not 0. GRPO's are 0 in groups of equal rewards, PPO's in such a batch.
-            "zero gradient",
+        # Some advantage is not 0. GRPO's are 0 in groups of equal rewards, PPO's in such a batch.
+        "zero gradient": (
             any((grad_norm == 0) & (emotion_std > 0) & ~groups_equal),
             "the gradient is exactly 0 although rewards differ: the loss does not reach the weights",
         ),
-        (  # The update is not given the dialogues that were dropped.
-            "foreign tokens",
+        # The update is not given the dialogues that were dropped.
+        "foreign tokens": (
             any(of("tokens_trained") > of("tokens_sampled") - of("tokens_dropped")),
             "more tokens are trained than were sampled: words of the user are in the loss",
         ),
-        (  # A need that the policy does not serve any more is not drawn in every step.
-            "lost need",
+        # A need that the policy does not serve any more is not drawn in every step.
+        "lost need": (
             often(of("lost_groups") > 0, 5, 10),
             "all dialogues of a group (PPO: with a need) fail, step after step: the policy has lost "
             "one of the users' needs. GRPO learns nothing from such a group, and the need may not "
             "come back; try another --seed",
         ),
-        (  # by 20 points more than in an earlier step
-            "lost format",
+        # by 20 points more than in an earlier step
+        "lost format": (
             any(malformed > np.minimum.accumulate(malformed) + 20),
             "far more dialogues end malformed than earlier in the run: the policy unlearns the "
             "format of its replies, and may not find it again; read some, and try another --seed or "
             "a lower --lr",
         ),
-        (
-            "flat at the top",
+        "flat at the top": (
             often(flat & top, 3, 3),
-            f"{equal}all dialogues end at 100, and these users have nothing more to teach",
+            f"{FLAT}all dialogues end at 100, and these users have nothing more to teach",
         ),
-        (
-            "flat at the bottom",
+        "flat at the bottom": (
             often(flat & bottom, 3, 3),
-            f"{equal}all dialogues end at the bottom; read some: are the replies malformed, or "
+            f"{FLAT}all dialogues end at the bottom; read some: are the replies malformed, or "
             "are these users too hard to please?",
         ),
-        (
-            "flat",
+        "flat": (
             often(flat & ~top & ~bottom, 3, 3),
-            f"{equal}not all dialogues end at 100, nor all at the bottom; does the user tell "
+            f"{FLAT}not all dialogues end at 100, nor all at the bottom; does the user tell "
             "replies apart? python -m tools.fitness measures that",
         ),
-        (  # A policy that learns to bring this about loses no reward by it.
-            "unreadable",
+        # A policy that learns to bring this about loses no reward by it.
+        "unreadable": (
             np.nansum(of("unreadable")) > 0.01 * dialogues,
             "more than one dialogue in a hundred was dropped because the user's answers could not be "
             "read, or the prompt was refused; dropped.jsonl has what was said before",
         ),
-    )
-    return {name: sentence for name, holds, sentence in table if holds}
+    }
+    return {name: sentence for name, (holds, sentence) in table.items() if holds}
