@@ -75,8 +75,8 @@ class ChatFormat:
                 "a model with a byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
             )
         # 2. Make the encoder of messages, without added tokens. `split_special_tokens` is not
-        # enough: it leaves added tokens that are not special, such as </think> of Qwen3. And some files ask
-        # for truncation or padding.
+        # enough: it leaves added tokens that are not special, such as </think> of Qwen3. And some
+        # files ask for truncation or padding.
         parts = json.loads(tokenizer.backend_tokenizer.to_str())
         parts |= {"added_tokens": [], "truncation": None, "padding": None}
         self.plain = Tokenizer.from_str(json.dumps(parts))
