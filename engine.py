@@ -44,27 +44,30 @@ class SlotCache:
         """Say where the next forward pass reads and writes, once for all of its layers. slots: a
         list of R, or a range from 0; columns: in which the new tokens are stored, [R, W]; length:
         the number of columns that the pass reads."""
-        rows = torch.tensor(slots, device=columns.device)
+        rows = torch.tensor(slots, device=columns.device)  # [R]
         self.n_slots, self.length = max(slots) + 1, length
-        # [R, 1] and [R, W] broadcast to [R, W]. As a slice stands between them, torch puts these
-        # two dimensions in front of the others: [R, W, heads, size].
-        self.written = rows[:, None], slice(None), columns
-        # a range is read as a slice, which is a view and copies nothing
-        read = slice(len(slots)) if isinstance(slots, range) else rows
-        self.read = read, slice(None), slice(length)
+        # Both are indices of a store, [slots, heads, columns, size].
+        # store[write_index] is [R, W, heads, size]: [R, 1] and [R, W] broadcast to [R, W], and as a
+        # slice stands between them, torch puts these two dimensions in front of the others.
+        self.write_index = rows[:, None], slice(None), columns
+        # store[read_index] is [R, heads, length, size]; with a range, which is read as a slice, it
+        # is a view and copies nothing
+        first = slice(len(slots)) if isinstance(slots, range) else rows
+        self.read_index = first, slice(None), slice(length)
 
     def update(self, key, value, layer, *args, **kwargs):
         """Store the keys and values of the new tokens, [R, heads, W, size]. Returns those of all
         tokens of the rows, [R, heads, length, size]."""
         for store, new in ((self.keys, key), (self.values, value)):
-            old = store.setdefault(layer, new[:0, :, :0])  # no slots and no columns
+            old = store.setdefault(layer, new[:0, :, :0])  # [0, heads, 0, size]: it starts empty
             slots = max(self.n_slots - old.shape[0], 0)  # the missing ones
             columns = max(self.length - old.shape[2], 0)
             if slots or columns:
                 columns = (columns + 127) // 128 * 128  # it grows by 128 columns at a time
+                # F.pad takes pairs of (before, after), of the last dimension first
                 store[layer] = F.pad(old, (0, 0, 0, columns, 0, 0, 0, slots))
-            store[layer][self.written] = new.transpose(1, 2)
-        return self.keys[layer][self.read], self.values[layer][self.read]
+            store[layer][self.write_index] = new.transpose(1, 2)  # [R, W, heads, size]
+        return self.keys[layer][self.read_index], self.values[layer][self.read_index]
 
     def get_seq_length(self, *args):
         """The number of columns that the pass reads. transformers asks for it."""
@@ -135,8 +138,8 @@ class TorchEngine:
         # in the place of "sdpa", PyTorch's attention, with which `load_model` loads
         AttentionInterface.register("grouped", grouped_attention)
         self.model.set_attn_implementation("grouped")
-        own = model.generation_config.eos_token_id  # None, an id, or a list of ids
-        self.stop_ids = {stop_id, *np.ravel(own).tolist()}
+        eos = model.generation_config.eos_token_id  # None, an id, or a list of ids
+        self.stop_ids = {stop_id, *np.ravel(eos).tolist()}
         self.temperature, self.max_slots = temperature, max_slots
         self.last_position = model.config.get_text_config().max_position_embeddings - 1
         self.clock = clock or Clock()
@@ -210,11 +213,10 @@ class TorchEngine:
             request = self.waiting.pop(0)
             slot = self.pick_slot(request.key)
 
-            held = self.ids_in_slot.get(slot, [])
             # at least one token must be computed, for its logits
-            reused = os.path.commonprefix([held, request.prompt[:-1]])
-            self.ids_in_slot[slot] = reused
-            chunks[slot] = request.prompt[len(reused) :]
+            prefix = os.path.commonprefix([self.ids_in_slot.get(slot, []), request.prompt[:-1]])
+            self.ids_in_slot[slot] = prefix
+            chunks[slot] = request.prompt[len(prefix) :]
 
             self.key_of_slot[slot], self.running[slot] = request.key, request
             self.count += 1
@@ -226,21 +228,23 @@ class TorchEngine:
         """The slot of the dialogue `key`, if it still has one that is free; else a slot that holds
         nothing; else, of the free ones, the one that was used longest ago: its dialogue is the
         least likely to go on."""
-        known = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
+        own = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
         empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
         oldest_first = sorted(self.ids_in_slot, key=self.last_use.get)
-        return next(s for s in [*known, *empty, *oldest_first] if s not in self.running)
+        return next(s for s in [*own, *empty, *oldest_first] if s not in self.running)
 
     def prefill(self, slots, chunks):
         """Compute what the rows of these `slots` lack of their prompts, and draw the first token of
         each reply. slots: a list of R; chunks: of ids, one for each slot, none of them empty."""
         width = max(map(len, chunks))  # W: shorter chunks are padded
-        hidden = self.compute(slots, [chunk + [0] * (width - len(chunk)) for chunk in chunks])
+        padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
+        hidden = self.compute(slots, padded)  # [R, W, H]
         for slot, chunk in zip(slots, chunks):
             self.ids_in_slot[slot] += chunk
         # only the last token of each chunk predicts a token that is not yet there
-        ends = torch.tensor([len(chunk) - 1 for chunk in chunks], device=hidden.device)
-        self.draw_next(slots, hidden[torch.arange(len(slots), device=hidden.device), ends])
+        ends = torch.tensor([len(chunk) - 1 for chunk in chunks], device=hidden.device)  # [R]
+        rows = torch.arange(len(slots), device=hidden.device)  # [R]
+        self.draw_next(slots, hidden[rows, ends])  # [R, H]
 
     def step(self):
         """Decode: compute the last token that was drawn for each running request, and draw the next
@@ -252,11 +256,12 @@ class TorchEngine:
         """
         slots = range(max(self.running) + 1)
         active = [slot for slot in slots if slot in self.running]
-        drawn = {slot: self.running[slot].ids[-1] for slot in active}
-        hidden = self.compute(slots, [[drawn.get(slot, 0)] for slot in slots])  # [R, 1, H]
+        tokens = {slot: self.running[slot].ids[-1] for slot in active}
+        hidden = self.compute(slots, [[tokens.get(slot, 0)] for slot in slots])  # [R, 1, H]
         for slot in active:
-            self.ids_in_slot[slot] += [drawn[slot]]
-        self.draw_next(active, hidden[torch.tensor(active, device=hidden.device), 0])
+            self.ids_in_slot[slot] += [tokens[slot]]
+        rows = torch.tensor(active, device=hidden.device)  # [A], of the active slots
+        self.draw_next(active, hidden[rows, 0])  # [A, H]
 
     @torch.inference_mode()
     def compute(self, slots, ids):
@@ -264,9 +269,9 @@ class TorchEngine:
         new tokens before it. Their keys and values go into the cache. slots: a list of R, or a
         range from 0; ids: [R, W], with padding."""
         device = self.model.device
-        ids = torch.tensor(ids, device=device)
+        ids = torch.tensor(ids, device=device)  # [R, W]
         # A row's new tokens stand behind those that it holds.
-        start = torch.tensor([len(self.ids_in_slot.get(slot, [])) for slot in slots])
+        start = torch.tensor([len(self.ids_in_slot.get(slot, [])) for slot in slots])  # [R]
         positions = (start[:, None] + torch.arange(ids.shape[1])).to(device)  # [R, W]
         length = int(start.max()) + ids.shape[1]
         self.cache.place(slots, positions, length)
@@ -276,7 +281,7 @@ class TorchEngine:
         return self.model.base_model(
             input_ids=ids,
             position_ids=positions.clamp(max=self.last_position),
-            attention_mask=visible[:, None],
+            attention_mask=visible[:, None],  # [R, 1, W, length]
             past_key_values=self.cache,
             use_cache=True,
         ).last_hidden_state
@@ -287,10 +292,10 @@ class TorchEngine:
         predict them, [R, H]. A reply ends with a stop token, or at its limit."""
         logits = self.model.get_output_embeddings()(hidden)  # [R, V]
         # at temperature 0, which takes the likeliest token, the log-probs are the model's own
-        log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)
+        log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)  # [R, V]
         tokens = self.draw(log_probs, [self.running[slot] for slot in slots])  # [R, 1]
-        drawn_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
-        for slot, token, log_prob in zip(slots, tokens[:, 0].tolist(), drawn_log_probs):
+        token_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
+        for slot, token, log_prob in zip(slots, tokens[:, 0].tolist(), token_log_probs):
             request = self.running[slot]
             request.ids.append(token)
             request.log_probs.append(log_prob)
@@ -305,8 +310,8 @@ class TorchEngine:
         if not self.temperature:  # 0, for a simulated user: the likeliest token
             return log_probs.argmax(-1, keepdim=True)
         # inverse-CDF sampling: the first token whose cdf exceeds a uniform draw
-        cdf = log_probs.double().exp().cumsum(-1)
+        cdf = log_probs.double().exp().cumsum(-1)  # [R, V]
         draws = [[request.uniform[len(request.ids)]] for request in requests]
         uniform = torch.tensor(draws, dtype=torch.float64, device=cdf.device)  # [R, 1]
-        tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)
+        tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)  # [R, 1]
         return tokens.clamp(max=cdf.shape[-1] - 1)  # a draw next to 1 may be rounded to the end

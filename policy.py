@@ -61,27 +61,31 @@ class Batch:
         return Batch(**{name: value.to(device) for name, value in vars(self).items()})
 
 
+# What a padding token has in each field of Batch. Its id may be any one, because no other token
+# sees it and nothing is predicted from it.
+PADDING = {
+    "ids": 0,
+    "positions": 0,
+    "branch": -1,
+    "action_mask": False,
+    "engine_log_probs": 0.0,
+    "turn": 0,
+}
+
+
 def pack(episodes, reward="terminal", multiple=1):
     """Lay `episodes` out as one Batch. Its length L is that of the longest one, rounded up to a
-    multiple of `multiple`. reward: the kind, as in Episode.turn_rewards.
-
-    Padding is on branch -1, and False or 0 in all other fields. Its id may be any one, because no
-    other token sees it and nothing is predicted from it."""
+    multiple of `multiple`. reward: the kind, as in Episode.turn_rewards."""
     rows = [lay_out(episode) for episode in episodes]
     longest = max(len(row["ids"]) for row in rows)
     length = math.ceil(longest / multiple) * multiple
-
-    def pad(name, filler=0):  # the filler has the type of the field
-        return torch.tensor([row[name] + [filler] * (length - len(row[name])) for row in rows])
-
+    fields = {
+        name: torch.tensor([row[name] + [filler] * (length - len(row[name])) for row in rows])
+        for name, filler in PADDING.items()
+    }
     rewards = [torch.tensor(e.turn_rewards(reward)) for e in episodes]
     return Batch(
-        ids=pad("ids"),
-        positions=pad("positions"),
-        branch=pad("branch", -1),
-        action_mask=pad("action_mask", False),
-        engine_log_probs=pad("engine_log_probs", 0.0),
-        turn=pad("turn"),
+        **fields,
         reward=nn.utils.rnn.pad_sequence(rewards, batch_first=True),
         group=torch.tensor([e.group for e in episodes]),
     )

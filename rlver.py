@@ -309,7 +309,7 @@ def main(argv=None):
         draw_report(run)
         if run.first:
             print_summary(out)
-    except (Exception, KeyboardInterrupt) as error:
+    except errors.WITH_A_MESSAGE as error:
         code, message = errors.explain(error, out, ranks.rank(), ranks.world_size())
     finally:
         signal.signal(signal.SIGINT, usual_handler)

@@ -80,11 +80,6 @@ class Episode:
     reward: float = 0.0  # e_T / 100, or 0 if malformed
     start: int = TRAINING.start  # e_0
 
-    @property
-    def delivered_replies(self):
-        """The replies that the user heard."""
-        return [turn.reply for turn in self.turns if turn.emotion is not None]
-
     def turn_rewards(self, kind="terminal"):
         """The reward of each turn in which the policy sampled, a list.
 
@@ -97,10 +92,9 @@ class Episode:
         earlier turns. A malformed reply sets e_T = 0, so its delta takes back all that was earned.
         Where the clamp to 0..100 shortens a change, the actual move of the emotion counts.
         """
-        turns = sum(s.log_probs is not None for s in self.segments)
         if kind == "terminal":
             # the dialogue of a `dummy_batch` has no turn: it gets one reward of 0
-            return [0.0] * (turns - 1) + [self.reward]
+            return [0.0] * (len(self.turns) - 1) + [self.reward]
         # a malformed turn has no emotion: it counts as 0
         emotions = [self.start] + [turn.emotion or 0 for turn in self.turns]
         return [(after - before) / 100 for before, after in pairwise(emotions)]
@@ -224,6 +218,10 @@ class Agent:
 
         Every token is filed under its origin: a Segment has log-probs if and only if the policy
         sampled its ids, including the stop token. `visible` is stripped of white space.
+
+        Trunk or branch? The trunk is what later turns see. A reply continues it if they see the
+        sampled tokens themselves. It is a branch if they see other ones (the template opened it, or
+        a thought was cut out of it, as from each reply of think mode), or none (it is malformed).
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
         opening = self.chat.opening  # of the template, for this reply alone; mostly none
@@ -236,22 +234,19 @@ class Agent:
         ids, log_probs = await self.engine.generate(
             self.trunk + opening, min(room, self.max_tokens), self.rng, key=self
         )
-        stopped = ids[-1] in self.chat.stop_ids
-        self.cut += not stopped and len(ids) == self.max_tokens
-        text = self.chat.opening_text + self.chat.decode(ids[:-1] if stopped else ids)
+        has_stop = ids[-1] in self.chat.stop_ids
+        self.cut += not has_stop and len(ids) == self.max_tokens
+        text = self.chat.opening_text + self.chat.decode(ids[:-1] if has_stop else ids)
         reply = read_reply(text, self.think)
-        # In direct mode later turns see the sampled tokens themselves, unless a stray thought was
-        # cut out or the template opened this reply.
-        seen_as_sampled = not self.think and not opening and reply.visible == text.strip()
-        if seen_as_sampled:
+        # do later turns see the sampled tokens themselves?
+        if reply.visible == text.strip() and not opening and not reply.malformed:
             self.append_to_trunk(ids, log_probs)
         else:
             self.append_branch(reply, opening, ids, log_probs)
         return reply
 
     def append_to_trunk(self, ids, log_probs):
-        """File a reply that later turns see as it was sampled, in direct mode: history and reply
-        are one causal sequence.
+        """File a reply in the trunk: history and reply are one causal sequence.
 
         If max_tokens cut the reply, or another of the model's stop ids ended it, the template's
         stop token is added. An added token is an observation."""
@@ -261,10 +256,8 @@ class Agent:
             self.observe([self.chat.stop_id])
 
     def append_branch(self, reply, opening, ids, log_probs):
-        """File a reply of which later turns see only the visible text: in think mode, or in direct
-        mode where a stray thought was cut out or the template opened the reply. The opening and the
-        sampled tokens are a branch, numbered 1, 2, 3, and the trunk goes on with the visible text,
-        unless the reply is malformed.
+        """File the opening and the sampled tokens of a reply as a branch, numbered 1, 2, 3. The
+        trunk goes on with the visible text, unless the reply is malformed.
 
         That text is encoded here, once. It is not a slice of the sampled ids: "</think>" and the
         word behind it may share a token."""

@@ -111,15 +111,16 @@ class VllmEngine:
             while self.running:
                 await asyncio.sleep(0)  # dialogues that go on send their requests before the step
                 with self.clock.during("samplers"):
-                    finished = [out for out in self.llm.llm_engine.step() if out.finished]
-                for out in finished:
-                    result = self.running.pop(out.request_id, None)
+                    outputs = [out for out in self.llm.llm_engine.step() if out.finished]
+                for output in outputs:
+                    result = self.running.pop(output.request_id, None)
                     if result is not None and not result.done():
-                        # for each token {id: Logprob}, of the token and of further candidates
-                        [output] = out.outputs
-                        ids = list(output.token_ids)
-                        drawn = [of[token].logprob for token, of in zip(ids, output.logprobs)]
-                        result.set_result((ids, drawn))
+                        [reply] = output.outputs
+                        ids = list(reply.token_ids)
+                        # logprobs: for each token {id: Logprob}, of it and of other candidates
+                        pairs = zip(ids, reply.logprobs)
+                        log_probs = [candidates[token].logprob for token, candidates in pairs]
+                        result.set_result((ids, log_probs))
         except Exception as error:
             for result in self.running.values():
                 if not result.done():

@@ -43,7 +43,7 @@ from grpo import grpo_update
 from models import Models
 from policy import micro_batches
 from ppo import ppo_update
-from rollout import Episode, Segment
+from rollout import Episode, Segment, Turn
 from toy import world
 
 # dense bf16, in 10^12 operations a second, from the makers' data sheets
@@ -101,6 +101,7 @@ def rows(length, vocabulary, tokens=TOKENS):
             log_probs = [-5.0] * len(sampled)
             episode.segments.append(Segment(heard))
             episode.segments.append(Segment(sampled, branch=turn, log_probs=log_probs))
+            episode.turns.append(Turn("", ""))
         episodes.append(episode)
     return episodes
 

@@ -21,7 +21,7 @@ typical mistakes. This file is the command line.
 
 from patches import exercises
 from support.command_line import Parser, above_zero, natural, positive
-from support.errors import explain
+from support.errors import WITH_A_MESSAGE, explain
 
 import sys
 from pathlib import Path
@@ -38,7 +38,7 @@ def main(argv=None):
     args = make_parser().parse_args(argv)
     try:
         return run(args)
-    except (Exception, KeyboardInterrupt) as error:
+    except WITH_A_MESSAGE as error:
         code, message = explain(error, program="course.py")
         print(message, file=sys.stderr)
         return code

@@ -29,7 +29,7 @@ import re
 from tokenizers import Tokenizer
 
 # What both sides say in a dialogue that is only rendered (`ChatFormat.check_pieces`).
-CHECKED = 3 * (
+DUMMY_TEXTS = 3 * (
     "My sister forgot my birthday.",
     "It was last Monday.",
     'She wrote: "5 < 6 & 7"',
@@ -68,33 +68,43 @@ class ChatFormat:
     def __init__(self, tokenizer, system_prompt="", think=False, template_args=None, stop_ids=()):
         self.tokenizer, self.system_prompt = tokenizer, system_prompt
         self.template_args = template_args or {}
+        # 1. Refuse a tokenizer that has no encoder of its own.
         if not tokenizer.is_fast:
             raise BadModel(
                 f"a {type(tokenizer).__name__} is written in Python, and has no tokenizer.json; take "
                 "a model with a byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
             )
-        # `split_special_tokens` is not enough: it leaves added tokens that are not special, such as
-        # </think> of Qwen3. And some files ask for truncation or padding.
-        as_stored = json.loads(tokenizer.backend_tokenizer.to_str())
-        as_stored |= {"added_tokens": [], "truncation": None, "padding": None}
-        self.plain = Tokenizer.from_str(json.dumps(as_stored))
+        # 2. Make the encoder of messages, without added tokens. `split_special_tokens` is not
+        # enough: it leaves added tokens that are not special, such as </think> of Qwen3. And some
+        # files ask for truncation or padding.
+        parts = json.loads(tokenizer.backend_tokenizer.to_str())
+        parts |= {"added_tokens": [], "truncation": None, "padding": None}
+        self.plain = Tokenizer.from_str(json.dumps(parts))
         # Without tokenizer.json transformers makes up a vocabulary. SentencePiece's tokenizers
         # mostly put a blank in front of every text, also of a message in the middle of a prompt,
         # where the template has no blank.
-        back = self.decode(self.text("My") + self.text("self"))
-        if back != "Myself":
+        text = self.decode(self.text("My") + self.text("self"))
+        if text != "Myself":
             raise BadModel(
-                f"the tokenizer turns 'My' and 'self' into {back!r}: tokenizer.json is missing, or "
+                f"the tokenizer turns 'My' and 'self' into {text!r}: tokenizer.json is missing, or "
                 "it adds a blank in front of every text (SentencePiece: Llama 2, Mistral, Phi-3), "
                 "so the tokens of a message depend on what stands before it; take a model with a "
                 "byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
             )
-        head, before_past_reply, after_reply, before_new_reply = self.split_template()
+        # 3. Cut a dummy dialogue of two turns at its messages.
+        self.rendered = self.render("@@1@@", "@@2@@", "@@3@@")
+        match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", self.rendered, re.DOTALL)
+        if not match or self.system_prompt.strip() not in match[1]:
+            raise BadModel(
+                "the chat template does not show every message as it is; this code "
+                "cannot place the replies"
+            )
+        head, before_past_reply, after_reply, before_new_reply = match.groups()
+        # 4. In front of a reply. A template may write more there for one kind of reply: white space
+        # for a past one; for a new one <think> (think mode) or <think></think> (direct mode).
         ask = os.path.commonprefix([before_past_reply, before_new_reply])  # what both begin with
         past, new = before_past_reply[len(ask) :], before_new_reply[len(ask) :]
         self.past_reply_prefix, self.opening_text = past, new
-        # One of the two openings may be longer: that of a past reply by white space, that of a new
-        # reply by <think> in think mode, or by <think></think> in direct mode.
         thought_at_most = re.fullmatch(r"\s*(<think>\s*(</think>\s*)?)?", new)
         if not thought_at_most or past.strip() or (past and new):
             raise BadModel(
@@ -109,32 +119,21 @@ class ChatFormat:
             )
         self.head, self.ask = self.encode(head), self.encode(ask)
         self.opening = self.encode(new)
+        # 5. Behind a reply: its stop token, and white space in front of that.
         self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
         self.stop_ids = {self.stop_id, *stop_ids}
+        # 6. Compare the pieces, put together, with the template's own text.
         self.check_pieces()
 
     # ------------------------------------------------------------------------------- cutting, once
-
-    def split_template(self):
-        """The template's own text around the messages of a dummy dialogue: up to the user's first
-        text, from there to a past reply, from there to the user's next text, and from there to a
-        new reply. Raises BadModel."""
-        self.rendered = self.render("@@1@@", "@@2@@", "@@3@@")
-        match = re.fullmatch("(.*?)@@1@@(.*?)@@2@@(.*?)@@3@@(.*)", self.rendered, re.DOTALL)
-        if not match or self.system_prompt.strip() not in match[1]:
-            raise BadModel(
-                "the chat template does not show every message as it is; this code "
-                "cannot place the replies"
-            )
-        return match.groups()
 
     def render(self, *texts):
         """The template's own text of a dialogue, up to where the next reply begins. texts: of the
         user and of the policy by turns, the user's first. (An empty system prompt is no
         message.)"""
         roles = ["system"] + ["user", "assistant"] * len(texts)
-        said = zip(roles, (self.system_prompt, *texts))
-        messages = [{"role": role, "content": text} for role, text in said if text]
+        pairs = zip(roles, (self.system_prompt, *texts))
+        messages = [{"role": role, "content": text} for role, text in pairs if text]
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True, **self.template_args
@@ -168,16 +167,16 @@ class ChatFormat:
         write a reminder from the third turn on, leave out early turns, or change long messages and
         signs. A shorter or simpler dialogue would not show it."""
         texts, ids, write = [], [], self.first_prompt
-        for text in CHECKED:  # said by the user, and then by the policy
+        for text in DUMMY_TEXTS:  # said by the user, and then by the policy
             texts.append(text)
             ids += write(text)
-            wanted = self.decode(self.encode(self.render(*texts)))
-            glued = self.decode(ids + self.opening)
-            if glued != wanted:
-                i = max(0, len(os.path.commonprefix([wanted, glued])) - 20)
+            whole = self.decode(self.encode(self.render(*texts)))
+            pieces = self.decode(ids + self.opening)
+            if pieces != whole:
+                i = max(0, len(os.path.commonprefix([whole, pieces])) - 20)
                 raise BadModel(
                     "the chat template cannot be cut into pieces: it writes "
-                    f"{wanted[i : i + 40]!r}, its pieces give {glued[i : i + 40]!r}"
+                    f"{whole[i : i + 40]!r}, its pieces give {pieces[i : i + 40]!r}"
                 )
             texts.append(text)
             ids += self.past_reply(text)

@@ -2,7 +2,7 @@
 in one line, types for numbers that have bounds, and the names of models.
 """
 
-from support.errors import BadInput, explain
+from support.errors import WITH_A_MESSAGE, BadInput, explain
 from support.files import parse_json
 
 import argparse
@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         args = self.parse_intermixed_args(argv)
         try:
             return work(args)
-        except (Exception, KeyboardInterrupt) as error:
+        except WITH_A_MESSAGE as error:
             code, message = explain(error, program=self.prog)
             print(message, file=sys.stderr)
             return code

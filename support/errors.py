@@ -100,20 +100,22 @@ def one_line(error):
     return " ".join(str(error).split())[:300]
 
 
-def explain(error, out=None, rank=0, world=1, program="rlver.py"):
-    """The exit code and the message for the `error` that ended a program. out: the directory of
-    rlver.py's run, or None before there is one; rank, world: this rank, and the number of ranks.
+# What ends a program with a message. Any other exception is a bug of ours, and keeps its traceback.
+WITH_A_MESSAGE = (RunError, OSError, KeyboardInterrupt)
 
-    Returns (exit code, message of this rank, "" if another rank prints it). Raises the error again
-    if it is a bug of ours."""
+
+def explain(error, out=None, rank=0, world=1, program="rlver.py"):
+    """The exit code and the message for the `error` that ended a program, one of WITH_A_MESSAGE.
+    out: the directory of rlver.py's run, or None before there is one; rank, world: this rank, and
+    the number of ranks.
+
+    Returns (exit code, message of this rank, "" if another rank prints it)."""
     name = f"{program} (rank {rank})" if world > 1 else program
     code, message = getattr(error, "exit_code", 2), f"{name}: {error}"
     if isinstance(error, KeyboardInterrupt):
         code, message = 130, "\nstopped"
     elif isinstance(error, SelfCheckFailed):
         message = f"{name}: stopped by a self-check: {error}"
-    elif not isinstance(error, (RunError, OSError)):
-        raise error
     if getattr(error, "on_all_ranks", False) and rank > 0:
         return code, ""
     if getattr(error, "is_resumable", True) and out and (out / "config.json").exists():

@@ -45,11 +45,13 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with naming(f"{prefix}{path}"):
+        # 1. Refuse what must not be loaded. Quantized weights have no gradient, or are written as
+        # other weights than were read. Some kinds are loaded only if a package is there, others as
+        # if they were not quantized.
         directory = directory_of(path)
-        # Quantized weights have no gradient, or are written as other weights than were read. Some
-        # kinds are loaded only if a package is there, others as if they were not quantized.
         if read_json(directory / "config.json").get("quantization_config"):
             raise BadModel("its weights are quantized; take the model that they were made from")
+        # 2. Load.
         tokenizer = load_tokenizer(directory)
         model, loading_info = AutoModelForCausalLM.from_pretrained(
             directory,
@@ -59,12 +61,14 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
             ignore_mismatched_sizes=True,  # they are refused below
             dtype=dtype or "auto",
         )
-        # transformers makes up at random what is missing, and leaves out what it does not know: the
-        # head of a reward model, layers or biases that config.json does not have.
+        # 3. Refuse what this code would compute wrongly. transformers makes up at random what is
+        # missing, and leaves out what it does not know: the head of a reward model, layers or
+        # biases that config.json does not have.
         for problem, names in loading_info.items():
-            for name in sorted(names):
-                raise BadModel(f"its weights do not fit its config.json: {problem}: {name}")
+            if names:
+                raise BadModel(f"its weights do not fit its config.json: {problem}: {min(names)}")
         check_model(model, tokenizer)
+        # 4. Change it, for training and for checkpoints.
         # A checkpoint needs only the stop ids. transformers refuses to write some of the other
         # values that it reads: a temperature beside do_sample false.
         model.generation_config = GenerationConfig(eos_token_id=stop_ids(directory) or None)
@@ -106,12 +110,12 @@ def directory_of(place):
 
         logging.set_verbosity_error()  # else it prints each of its retries
         with naming("no such directory, and the hub did not provide it"):
-            found = snapshot_download(
+            download = snapshot_download(
                 place,
                 allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"],
                 ignore_patterns=["consolidated*", "*/*"],
             )
-        path = Path(found)
+        path = Path(download)
     adapters = path / "adapter_config.json"
     if adapters.exists():
         raise BadModel(

@@ -65,7 +65,8 @@ def batch_metrics(episodes, needs, think, compares_groups):
         # thoughts that were taken out of replies in direct mode
         "stray_thoughts": 0 if think else sum(bool(turn.thought) for turn in turns),
         **(zero_std_shares(episodes) if compares_groups else lost_needs(episodes, needs)),
-        **signs([e.delivered_replies for e in episodes]),
+        # of the replies that the user heard
+        **signs([[t.reply for t in e.turns if t.emotion is not None] for e in episodes]),
     }
 
 
@@ -144,38 +145,38 @@ def signs(dialogues):
     n = len(texts)
     if not n:
         return {}
-    repeating = 0  # replies that repeat a sentence
+    repeats = 0  # replies that repeat a sentence
     replies = []  # each as a tuple of its words
-    told_in = Counter()  # reply: in how many dialogues
+    dialogues_with = Counter()  # reply: number of dialogues
     for dialogue in dialogues:
         replies_here = [tuple(words_of(text)) for text in dialogue]
         replies += replies_here
-        told_in.update(set(replies_here))
+        dialogues_with.update(set(replies_here))
         earlier_sentences = set()
         for text in dialogue:
             # as tuples of words, so that capitals and commas make no new one
             sentences = [tuple(words_of(part)) for part in SENTENCE_END.split(text)]
             long_sentences = {words for words in sentences if len(words) >= 3}
-            repeating += bool(long_sentences & earlier_sentences)
+            repeats += bool(long_sentences & earlier_sentences)
             earlier_sentences |= long_sentences
     return {
-        "repeat_within": repeating / n,
-        "repeat_across": sum(told_in[reply] > 1 for reply in replies) / n,
+        "repeat_within": repeats / n,
+        "repeat_across": sum(dialogues_with[reply] > 1 for reply in replies) / n,
         "reply_words": sum(map(len, replies)) / n,
         "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / n,
         "distinct_2": distinct_pairs(replies),
     }
 
 
-def signs_in_words(counted):
-    """What `signs` counted, as a sentence for the terminal; "" if there were no replies."""
-    if not counted:
+def signs_in_words(numbers):
+    """The numbers of `signs` as a sentence for the terminal; "" if there were no replies."""
+    if not numbers:
         return ""
     return (
-        f"Signs of reward hacking: of all replies {100 * counted['repeat_within']:.0f} % repeat a "
-        f"sentence to the same user, {100 * counted['repeat_across']:.0f} % are told in several "
-        f"dialogues word for word, {100 * counted['reward_talk']:.0f} % talk about their own "
-        f"reward; {counted['reply_words']:.1f} words a reply; {100 * counted['distinct_2']:.0f} % "
+        f"Signs of reward hacking: of all replies {100 * numbers['repeat_within']:.0f} % repeat a "
+        f"sentence to the same user, {100 * numbers['repeat_across']:.0f} % are told in several "
+        f"dialogues word for word, {100 * numbers['reward_talk']:.0f} % talk about their own "
+        f"reward; {numbers['reply_words']:.1f} words a reply; {100 * numbers['distinct_2']:.0f} % "
         "of the word pairs are different ones"
     )
 
@@ -188,68 +189,13 @@ def words_of(text):
 def distinct_pairs(replies):
     """Different word pairs per word pair of replies (tuples of words); 0 if there are none. Only
     those replies count that begin within the first WORD_LIMIT words of all."""
-    begins = itertools.accumulate(map(len, replies), initial=0)
-    first = [reply for reply, begin in zip(replies, begins) if begin < WORD_LIMIT]
+    starts = itertools.accumulate(map(len, replies), initial=0)
+    first = [reply for reply, start in zip(replies, starts) if start < WORD_LIMIT]
     pairs = [pair for reply in first for pair in itertools.pairwise(reply)]
     return len(set(pairs)) / max(1, len(pairs))
 
 
 # ---------------------------------------------------------------------- warnings while a run trains
-
-
-def column(rows, key):
-    """A column of metrics.jsonl as an array, NaN where a step has no such number. (NaN is not equal
-    to, above or below anything, so no warning is made of a missing number.)"""
-    return np.array([row.get(key) for row in rows], dtype=float)
-
-
-def often(steps, count, window):
-    """Are at least `count` of some `window` consecutive `steps` true?"""
-    return any(sum(steps[i : i + window]) >= count for i in range(len(steps)))
-
-
-def warnings_of(rows):
-    """{name: sentence} of the WARNINGS that hold for `rows`, the lines of metrics.jsonl so far."""
-    of = partial(column, rows)
-    zero_std, emotion_std = of("zero_std_groups"), of("emotion_std")  # the first is None for PPO
-    grad_norm, malformed = of("grad_norm"), of("malformed")
-    # Most groups have equal rewards, and nearly all replies occur in several dialogues. Not all
-    # groups must be equal: two rows of one batch are rounded differently now and then.
-    copies = (zero_std >= 0.5) & (of("repeat_across") > 0.9)
-    # The policy has a gradient, but gives the first dialogues exactly the probabilities of before
-    # training. One changed bit of one weight would change them.
-    still = (of("kl_start") == 0) & (grad_norm > 0)
-    # There is no gradient at all, although some advantage is not 0. GRPO's are 0 in groups in which
-    # all rewards are equal, PPO's if they are equal everywhere. (For PPO NaN != 1 is true.)
-    no_gradient = (grad_norm == 0) & (emotion_std > 0) & (zero_std != 1)
-    # The update counts more tokens than the policy sampled in the dialogues that it is given.
-    # (Dialogues that were dropped are not among them.)
-    sampled = of("tokens_sampled") - of("tokens_dropped")
-    foreign = of("tokens_trained") > sampled
-    # The rewards of each group are equal (for PPO: all rewards), without being copies. The gradient
-    # need not be 0 then: the entropy bonus and a KL have one.
-    flat = ((zero_std == 1) | (emotion_std == 0)) & ~copies
-    top, bottom = of("success") == 100, of("failure") == 100
-    dropped, unreadable, episodes = (
-        np.nansum(of(key)) for key in ("dropped", "unreadable", "episodes")
-    )
-    holds = {
-        "copies": sum(copies) >= 3,
-        "still": sum(still) >= 3,
-        "zero gradient": any(no_gradient),
-        "foreign tokens": any(foreign),
-        # A need that the policy does not serve any more is not drawn in every step.
-        "lost need": often(of("lost_groups") > 0, 5, 10),
-        # more malformed dialogues in a step than in an earlier one, by 20 points
-        "lost format": any(malformed > np.minimum.accumulate(malformed) + 20),
-        "flat at the top": often(flat & top, 3, 3),
-        "flat at the bottom": often(flat & bottom, 3, 3),
-        "flat": often(flat & ~top & ~bottom, 3, 3),
-        # A policy that learns to bring this about loses no reward by it.
-        "unreadable": unreadable > 0.01 * (episodes + dropped),
-    }
-    return {name: sentence for name, sentence in WARNINGS.items() if holds[name]}
-
 
 # Of an evaluation before training in which most dialogues earn 0: there is nothing to learn from.
 MALFORMED = (
@@ -260,29 +206,89 @@ MALFORMED = (
 FLAT = (
     "for three steps no group (PPO: no batch) had two different rewards, so nothing was learned: "
 )
-# Faults of the training itself, which no curve of the reward would show. They are looked for once a
-# step, in numbers that are logged anyway.
-WARNINGS = {
-    "copies": "the dialogues of a group are the same word for word: they share one sampling seed, or "
-    "the policy has collapsed",
-    "still": "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
-    "holds other ones, or the learning rate is 0",
-    "zero gradient": "the gradient is exactly 0 although rewards differ: the loss does not reach the "
-    "weights",
-    "foreign tokens": "more tokens are trained than were sampled: words of the user are in the loss",
-    "lost need": "all dialogues of a group (PPO: with a need) fail, step after step: the policy has "
-    "lost one of the users' needs. GRPO learns nothing from such a group, and the need may not come "
-    "back; try another --seed",
-    "lost format": "far more dialogues end malformed than earlier in the run: the policy unlearns "
-    "the format of its replies, and may not find it again; read some, and try another --seed or a "
-    "lower --lr",
-    "flat at the top": FLAT
-    + "all dialogues end at 100, and these users have nothing more to teach",
-    "flat at the bottom": FLAT + "all dialogues end at the bottom; read some: are the replies "
-    "malformed, or are these users too hard to please?",
-    "flat": FLAT
-    + "not all dialogues end at 100, nor all at the bottom; does the user tell replies "
-    "apart? python -m tools.fitness measures that",
-    "unreadable": "more than one dialogue in a hundred was dropped because the user's answers could "
-    "not be read, or the prompt was refused; dropped.jsonl has what was said before",
-}
+
+
+def column(rows, key):
+    """A column of metrics.jsonl as an array, NaN where a step has no such number."""
+    return np.array([row.get(key) for row in rows], dtype=float)
+
+
+def often(steps, count, window):
+    """Are at least `count` of some `window` consecutive `steps` true?"""
+    return any(sum(steps[i : i + window]) >= count for i in range(len(steps)))
+
+
+def warnings_of(rows):
+    """{name: sentence} of the faults of the training itself that `rows` show, the lines of
+    metrics.jsonl so far. They are looked for once a step, in numbers that are logged anyway.
+
+    No comparison with NaN is true, so a number that a step lacks makes no warning."""
+    of = partial(column, rows)
+    grad_norm, emotion_std, malformed = of("grad_norm"), of("emotion_std"), of("malformed")
+    # All rewards are equal within each group, or in the whole batch (PPO has no groups).
+    groups_equal, batch_equal = of("zero_std_groups") == 1, emotion_std == 0
+    # Most groups have equal rewards, and nearly all replies occur in several dialogues. Not all
+    # groups must be equal: two rows of one batch are rounded differently now and then.
+    copies = (of("zero_std_groups") >= 0.5) & (of("repeat_across") > 0.9)
+    # The gradient need not be 0 then: the entropy bonus and a KL have one.
+    flat = (groups_equal | batch_equal) & ~copies
+    top, bottom = of("success") == 100, of("failure") == 100
+    dialogues = np.nansum(of("episodes")) + np.nansum(of("dropped"))
+    table = {  # name: (does it hold?, sentence)
+        "copies": (
+            sum(copies) >= 3,
+            "the dialogues of a group are the same word for word: they share one sampling seed, or "
+            "the policy has collapsed",
+        ),
+        # One changed bit of one weight would change the probabilities of the first dialogues.
+        "still": (
+            sum((of("kl_start") == 0) & (grad_norm > 0)) >= 3,
+            "the policy has a gradient and does not move: its weights are frozen, or the optimizer "
+            "holds other ones, or the learning rate is 0",
+        ),
+        # Some advantage is not 0. GRPO's are 0 in groups of equal rewards, PPO's in such a batch.
+        "zero gradient": (
+            any((grad_norm == 0) & (emotion_std > 0) & ~groups_equal),
+            "the gradient is exactly 0 although rewards differ: the loss does not reach the weights",
+        ),
+        # The update is not given the dialogues that were dropped.
+        "foreign tokens": (
+            any(of("tokens_trained") > of("tokens_sampled") - of("tokens_dropped")),
+            "more tokens are trained than were sampled: words of the user are in the loss",
+        ),
+        # A need that the policy does not serve any more is not drawn in every step.
+        "lost need": (
+            often(of("lost_groups") > 0, 5, 10),
+            "all dialogues of a group (PPO: with a need) fail, step after step: the policy has lost "
+            "one of the users' needs. GRPO learns nothing from such a group, and the need may not "
+            "come back; try another --seed",
+        ),
+        # by 20 points more than in an earlier step
+        "lost format": (
+            any(malformed > np.minimum.accumulate(malformed) + 20),
+            "far more dialogues end malformed than earlier in the run: the policy unlearns the "
+            "format of its replies, and may not find it again; read some, and try another --seed or "
+            "a lower --lr",
+        ),
+        "flat at the top": (
+            often(flat & top, 3, 3),
+            f"{FLAT}all dialogues end at 100, and these users have nothing more to teach",
+        ),
+        "flat at the bottom": (
+            often(flat & bottom, 3, 3),
+            f"{FLAT}all dialogues end at the bottom; read some: are the replies malformed, or "
+            "are these users too hard to please?",
+        ),
+        "flat": (
+            often(flat & ~top & ~bottom, 3, 3),
+            f"{FLAT}not all dialogues end at 100, nor all at the bottom; does the user tell "
+            "replies apart? python -m tools.fitness measures that",
+        ),
+        # A policy that learns to bring this about loses no reward by it.
+        "unreadable": (
+            np.nansum(of("unreadable")) > 0.01 * dialogues,
+            "more than one dialogue in a hundred was dropped because the user's answers could not be "
+            "read, or the prompt was refused; dropped.jsonl has what was said before",
+        ),
+    }
+    return {name: sentence for name, (holds, sentence) in table.items() if holds}

@@ -31,10 +31,10 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
     """What a run prints before its first dialogue: what is trained on whom, and where the files go.
     training, held_out: numbers of users; step: the last step that is done, above 0 in a resumed
     run."""
-    begin = f"Step {step} is done, going on: " if step > 0 else ""
+    start = f"Step {step} is done, going on: " if step > 0 else ""
     on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
     print_folded(
-        f"{begin}{cfg.algo.upper()} trains {cfg.model} ({cfg.mode}): {cfg.steps} steps of "
+        f"{start}{cfg.algo.upper()} trains {cfg.model} ({cfg.mode}): {cfg.steps} steps of "
         f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}."
     )
     print_folded(
@@ -99,11 +99,11 @@ def print_table(table):
     print(f"{'':<26}{'score':>8}{'stderr':>8}{'success':>9}{'failure':>9}{'n':>6}")
     for name, numbers in table.items():
         lost = numbers.get("lost")
-        asked = f" of {numbers['n'] + lost}" if lost else ""
-        shown = "-" if numbers["stderr"] is None else f"{numbers['stderr']:.1f}"
+        total = f" of {numbers['n'] + lost}" if lost else ""
+        stderr = "-" if numbers["stderr"] is None else f"{numbers['stderr']:.1f}"
         print(
-            f"{name:<26}{numbers['score']:>8.1f}{shown:>8}{numbers['success']:>8.1f}%"
-            f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{asked}"
+            f"{name:<26}{numbers['score']:>8.1f}{stderr:>8}{numbers['success']:>8.1f}%"
+            f"{numbers['failure']:>8.1f}%{numbers['n']:>6}{total}"
         )
 
 
@@ -175,8 +175,8 @@ def draw_panel(axis, curves, rows, evaluations):
         axis.plot(steps, values, color=colour, linewidth=0.5)
         axis.plot(steps, means, dashes, color=colour, label=label)
     if "emotion" in curves:
-        at, scores, errors = (column(evaluations, key) for key in ("step", "score", "stderr"))
-        axis.errorbar(at, scores, np.nan_to_num(errors), fmt="ko", markersize=4)
+        steps, scores, errors = (column(evaluations, key) for key in ("step", "score", "stderr"))
+        axis.errorbar(steps, scores, np.nan_to_num(errors), fmt="ko", markersize=4)
     axis.axhline(0, linewidth=0)  # so that every panel begins at 0
     if len(curves) > 1:  # below the panel, where it covers no curve
         axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
@@ -207,7 +207,7 @@ def draw_curves(out, rows, evaluations):
     return panels, svg[svg.index("<svg") :]  # without the XML header
 
 
-# ------------------------------------------------------------------------------------ what is shown
+# -------------------------------------------------------------------------------------- its dialogues
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MAX_USERS = 24  # whose dialogues are shown: three of each need, if the needs take turns

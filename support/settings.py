@@ -1,8 +1,9 @@
 """support/settings.py - the settings of a run, which are the flags of rlver.py.
 
 `Settings` is a dataclass: each field is a setting, with its default and the help text of its flag.
-Defaults that differ between the toy and a real model are in `TOY` and `REAL`. Nothing here imports
-torch (except to see whether there is a GPU) or a script.
+Then come the defaults that differ between the toy and a real model, the command line, the checks of
+a new run, and the rules of resuming. Nothing here imports torch (except to see whether there is a
+GPU) or a script.
 """
 
 from support.command_line import (
@@ -29,43 +30,6 @@ from functools import partial
 from pathlib import Path
 
 from emotion import TRAINING
-
-# ----------------------------------------------------------------------------- the presets of a run
-
-# Some defaults depend on the algorithm, on thinking, or on what is trained: {case: default}.
-TOY = {
-    # until the learning curve is nearly flat; a step without thoughts is cheaper
-    "steps": {"think": 28, "direct": 36},
-    "save_every": 5,
-    "batch_size": 64,
-    "group_size": {"ppo": 1, "grpo": 8},
-    "max_tokens": 48,  # enough for one whole reply, and not for two
-    # The largest rate that was safe: at 6e-4 one thinking run of three garbled its thoughts halfway
-    # ("lost, father, father, father"). Adapters get five times as much, not the usual ten, at which
-    # PPO without thoughts stayed at a score of 62 from step 15 on.
-    "lr": {"lora": 2e-3, "full": 4e-4},
-    "critic_lr": {"lora": 5e-3, "full": 1e-3},
-    "warmup": 3,
-    # With one, as for a real model, clipping never acts. Four learn faster than two (74 against 59
-    # after ten thinking steps); with eight, thinking runs stay at 80.
-    "minibatches": 4,
-    "tokens_per_gpu": 8192,
-    "eval_size": 128,
-}
-# The paper's (RLVER appendix B) or its script's: 32 dialogues for PPO, 32 groups of 4 for GRPO.
-REAL = {
-    "steps": 350,
-    "save_every": 25,  # a checkpoint of a 7B model trained by PPO has 176 GB and takes minutes
-    "batch_size": {"ppo": 32, "grpo": 128},
-    "group_size": {"ppo": 1, "grpo": 4},
-    "max_tokens": 5000,
-    "lr": {"lora": 1e-5, "full": 1e-6},
-    "critic_lr": {"lora": 5e-5, "full": 5e-6},
-    "warmup": 50,
-    "minibatches": 1,
-    "tokens_per_gpu": 16384,
-    "eval_size": 100,
-}
 
 # ------------------------------------------------------------------------------------- the settings
 
@@ -259,6 +223,45 @@ class Settings:
         return "think" if self.think else "direct"
 
 
+# ------------------------------------------------- their defaults, for the toy and for a real model
+
+# Some defaults depend on the algorithm, on thinking, or on what is trained: {case: default}.
+TOY = {
+    # until the learning curve is nearly flat; a step without thoughts is cheaper
+    "steps": {"think": 28, "direct": 36},
+    "save_every": 5,
+    "batch_size": 64,
+    "group_size": {"ppo": 1, "grpo": 8},
+    "max_tokens": 48,  # enough for one whole reply, and not for two
+    # The largest rate that was safe: at 6e-4 one thinking run of three garbled its thoughts halfway
+    # ("lost, father, father, father"). Adapters get five times as much, not the usual ten, at which
+    # PPO without thoughts stayed at a score of 62 from step 15 on.
+    "lr": {"lora": 2e-3, "full": 4e-4},
+    "critic_lr": {"lora": 5e-3, "full": 1e-3},
+    "warmup": 3,
+    # With one, as for a real model, clipping never acts. Four learn faster than two (74 against 59
+    # after ten thinking steps); with eight, thinking runs stay at 80.
+    "minibatches": 4,
+    "tokens_per_gpu": 8192,
+    "eval_size": 128,
+}
+# The paper's (RLVER appendix B) or its script's: 32 dialogues for PPO, 32 groups of 4 for GRPO.
+REAL = {
+    "steps": 350,
+    "save_every": 25,  # a checkpoint of a 7B model trained by PPO has 176 GB and takes minutes
+    "batch_size": {"ppo": 32, "grpo": 128},
+    "group_size": {"ppo": 1, "grpo": 4},
+    "max_tokens": 5000,
+    "lr": {"lora": 1e-5, "full": 1e-6},
+    "critic_lr": {"lora": 5e-5, "full": 5e-6},
+    "warmup": 50,
+    "minibatches": 1,
+    "tokens_per_gpu": 16384,
+    "eval_size": 100,
+}
+
+# --------------------------------------------------------------------------------- the command line
+
 # The groups of --help: {the first setting of a group: its title}, as in Settings' comments.
 GROUPS = {
     "algo": "what to train, on whom",
@@ -269,17 +272,6 @@ GROUPS = {
     "lora_rank": "update",
     "eval_size": "evaluation on held-out users",
 }
-# What a resumed run may change, because it changes no result.
-RESUMABLE = (
-    "steps",
-    "save_every",
-    "engine_memory",
-    "simulator_concurrency",
-    "simulator_timeout",
-    "tokens_per_gpu",
-    "keep_activations",
-)
-
 EPILOG = """\
 A demonstration of a minute, offline, on a CPU:
     python rlver.py --steps 10 --eval-size 32
@@ -337,29 +329,29 @@ def flag_name(name):
 # -------------------------------------------------------------------------- settings of a new run
 
 
-def resolve_settings(given):
+def resolve_settings(flags):
     """Fill in the defaults, and check that the flags fit together.
 
-    given: {name: value}, None where a flag was not given. Returns Settings; raises BadInput."""
-    chosen = {  # without the flags that are no settings
+    flags: {name: value}, None where a flag was not given. Returns Settings; raises BadInput."""
+    explicit = {  # without the flags that are no settings
         name: value
-        for name, value in given.items()
+        for name, value in flags.items()
         if value is not None and name not in ("out", "resume")
     }
-    cfg = Settings(**chosen)
+    cfg = Settings(**explicit)
     cases = (cfg.algo, cfg.mode, "lora" if cfg.lora_rank else "full")
     for name, value in (TOY if cfg.toy else REAL).items():
         if isinstance(value, dict):
             value = next(value[case] for case in cases if case in value)
-        if name not in chosen:
+        if name not in explicit:
             setattr(cfg, name, value)
     cfg.engine = cfg.engine or usual_engine(cfg.toy)
-    check(cfg, chosen)
+    check(cfg, explicit)
     return cfg
 
 
-def check(cfg, chosen):
-    """Raise BadInput for settings that contradict each other, and for a flag among `chosen` that
+def check(cfg, explicit):
+    """Raise BadInput for settings that contradict each other, and for a flag among `explicit` that
     has no effect in this run."""
     no_server = "openai:" not in f"{cfg.simulator} {cfg.reader}"
     # in it every ratio is 1, and the critic's values are the old ones: nothing is clipped
@@ -379,7 +371,7 @@ def check(cfg, chosen):
         "simulator_concurrency": no_server,
         "simulator_timeout": no_server,
     }
-    for name in chosen:
+    for name in explicit:
         if has_no_effect.get(name):
             raise BadInput(
                 f"{flag_name(name)} has no effect in this run; --help says what it needs"
@@ -424,24 +416,36 @@ def usual_engine(is_toy):
 
 # ---------------------------------------------------------------------- settings of a resumed run
 
+# A resumed run has the settings of its config.json. A flag may change the address of a server, and
+# these settings, because they change no result. It may change no other.
+RESUMABLE = (
+    "steps",
+    "save_every",
+    "engine_memory",
+    "simulator_concurrency",
+    "simulator_timeout",
+    "tokens_per_gpu",
+    "keep_activations",
+)
 
-def resumed_settings(config, given):
-    """The settings of a resumed run: those of its config.json, `config`, with the changes that the
-    flags `given` ask for ({name: value}, None where a flag was not given).
 
-    Raises BadInput if `config` does not have the fields of this version, and for a flag that would
-    change the results. The address of a server may change, but not its model."""
+def resumed_settings(config, flags):
+    """The settings of a resumed run: those of its config.json, `config`, with the changes that
+    `flags` asks for ({name: value}, None where a flag was not given).
+
+    Raises BadInput if `config` does not have the fields of this version, and for a flag that may
+    not change."""
     if config.keys() != vars(Settings()).keys():
         raise BadInput(
-            f"--resume {given['resume']}: there is no run here (config.json is missing, "
+            f"--resume {flags['resume']}: there is no run here (config.json is missing, "
             "unreadable or of another version)"
         )
     changes = {
-        name: value for name, value in given.items() if value not in (None, config.get(name))
+        name: value for name, value in flags.items() if value not in (None, config.get(name))
     }
     del changes["resume"]
     if "out" in changes:
-        raise BadInput(f"--out has no effect with --resume: the run stays in {given['resume']}")
+        raise BadInput(f"--out has no effect with --resume: the run stays in {flags['resume']}")
     for name, value in changes.items():
         is_model = name in ("simulator", "reader") and config[name]
         same_model = is_model and split_name(value)[:2] == split_name(config[name])[:2]
@@ -458,21 +462,21 @@ def resumed_settings(config, given):
 # ------------------------------------------------------------------------- a new run, or an old one
 
 
-def open_run(given):
-    """Decide between a new run and a resumed one. given: the flags, None where not given. Writes
-    nothing; raises BadInput. Returns
+def open_run(flags):
+    """Decide between a new run and a resumed one. flags: {name: value}, None where a flag was not
+    given. Writes nothing; raises BadInput. Returns
 
     settings   Settings
     directory  Path; of a new run it may not exist yet
     finished   whether all steps are done and evaluated, so that there is nothing to resume"""
-    if given["resume"] is not None:
-        out = Path(given["resume"])
-        settings = resumed_settings(read_json(out / "config.json"), given)
+    if flags["resume"] is not None:
+        out = Path(flags["resume"])
+        settings = resumed_settings(read_json(out / "config.json"), flags)
         finished = read_json(out / "summary.json").get("steps") == settings.steps
         return settings, out, finished
-    settings = resolve_settings(given)
-    usual = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
-    out = Path(given["out"] or usual)
+    settings = resolve_settings(flags)
+    default = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
+    out = Path(flags["out"] or default)
     if out.is_file() or any(out.glob("*")):
         raise BadInput(
             f"--out {out}: is there already; choose another, or continue that run with "
@@ -481,9 +485,9 @@ def open_run(given):
     return settings, out, False
 
 
-def model_of(given):
+def model_of(flags):
     """The name of the policy's model; of a resumed run, the name in its config.json. It is needed
     before the ranks are joined. `open_run`, which comes later, reports a bad config.json."""
-    if given["resume"] is None:
-        return given["model"] or "toy"
-    return read_json(Path(given["resume"]) / "config.json").get("model", "toy")
+    if flags["resume"] is None:
+        return flags["model"] or "toy"
+    return read_json(Path(flags["resume"]) / "config.json").get("model", "toy")

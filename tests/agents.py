@@ -10,7 +10,7 @@ import asyncio
 import torch
 
 from engine import TorchEngine
-from rollout import Agent, Episode, Segment
+from rollout import Agent, Episode, Segment, Turn
 
 LINES = [
     "My sister forgot my birthday.",
@@ -97,8 +97,9 @@ def gossip(engine, chat, count=3, *, think, turns=3, max_tokens=5, seeds=None, l
     return [episode_of(agent.segments) for agent in agents]
 
 
-def episode_of(segments, **kwargs):
-    return Episode("p", kwargs.pop("group", 0), "", segments=segments, **kwargs)
+def episode_of(segments, group=0, **kwargs):
+    turns = [Turn("", "") for s in segments if s.log_probs]
+    return Episode("p", group, "", segments=segments, **{"turns": turns, **kwargs})
 
 
 def sampled(episode):

@@ -6,7 +6,6 @@ The course has a lab for two of them: shared-seed and user-words."""
 
 from support.metrics import (
     REWARD_TALK,
-    WARNINGS,
     batch_metrics,
     lost_needs,
     signs,
@@ -14,6 +13,7 @@ from support.metrics import (
     words_of,
     zero_std_shares,
 )
+from support.rundir import metrics_of
 
 import json
 
@@ -26,13 +26,6 @@ from rollout import Agent, Episode
 from runs import ALGO, go
 
 pytestmark = pytest.mark.usefixtures("moods")
-
-COPIES, STILL, ZERO, FOREIGN, LOST, FORMAT, TOP, BOTTOM, FLAT, UNREADABLE = WARNINGS.values()
-
-
-def warned_of(rows):
-    return list(warnings_of(rows).values())
-
 
 # ----------------------------------------------------------------------------------- the mistakes
 
@@ -54,17 +47,18 @@ def other_weights(patch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "mistake, flags, warning",
+    "mistake, flags, name",
     [
-        (one_seed, "", COPIES),
-        (other_weights, "--lora-rank 4", STILL),
+        (one_seed, "", "copies"),
+        (other_weights, "--lora-rank 4", "still"),
     ],
 )
-def test_a_mistake_is_told(mistake, flags, warning, tiny_dir, tmp_path, monkeypatch, capfd):
+def test_a_mistake_is_told(mistake, flags, name, tiny_dir, tmp_path, monkeypatch, capfd):
     """In its step, once, and at the end; the others are silent."""
     mistake(monkeypatch)
     assert go(tiny_dir, tmp_path / "out", *flags.split()) == 0
-    assert told_at_the_end(tmp_path / "out") == [warning]
+    [warning] = told_at_the_end(tmp_path / "out")
+    assert warnings_of(metrics_of(tmp_path / "out")) == {name: warning}
     said = capfd.readouterr().out
     assert said.count("warning, step") == said.count(f": {warning} (docs/") == 1
     assert f"warning: {warning}\n" in said
@@ -98,7 +92,7 @@ def test_the_measured_runs_are_silent():
     for line in tables.Results(tables.ROOT / "benchmarks" / "runs.jsonl").read().values():
         columns = line.get("metrics", {})  # {metric: [a number for each step]}; some have none
         rows = [dict(zip(columns, numbers)) for numbers in zip(*columns.values())]
-        assert warned_of(rows) == [], line["name"]
+        assert warnings_of(rows) == {}, line["name"]
         seen += len(rows) > 20
     assert seen >= 80
 
@@ -122,30 +116,34 @@ STEP = dict(
 @pytest.mark.parametrize(
     "changed, steps, warning",
     [
-        (dict(zero_std_groups=0.9, repeat_across=0.95), 3, COPIES),
+        (dict(zero_std_groups=0.9, repeat_across=0.95), 3, "copies"),
         (dict(zero_std_groups=0.9, repeat_across=0.95), 2, None),  # may be chance
-        (dict(zero_std_groups=1.0, repeat_across=0.95), 3, COPIES),
-        (dict(zero_std_groups=1.0, repeat_across=0.5), 3, FLAT),  # earn the same by other words
+        (dict(zero_std_groups=1.0, repeat_across=0.95), 3, "copies"),
+        (dict(zero_std_groups=1.0, repeat_across=0.5), 3, "flat"),  # earn the same by other words
         (dict(zero_std_groups=None, repeat_across=1.0), 9, None),  # PPO has no groups
-        (dict(kl_start=0.0), 3, STILL),
+        (dict(kl_start=0.0), 3, "still"),
         (dict(kl_start=0.0), 2, None),  # in bf16 the first, smallest steps may be rounded away
-        (dict(grad_norm=0.0), 1, ZERO),
-        (dict(grad_norm=0.0, zero_std_groups=None), 1, ZERO),
+        (dict(grad_norm=0.0), 1, "zero gradient"),
+        (dict(grad_norm=0.0, zero_std_groups=None), 1, "zero gradient"),
         # no dialogue was better than another, and nothing is learned: where do they all end?
-        (dict(grad_norm=0.0, zero_std_groups=1.0), 3, FLAT),
-        (dict(grad_norm=0.0, zero_std_groups=1.0, success=100.0), 3, TOP),
-        (dict(grad_norm=0.0, zero_std_groups=1.0, failure=100.0), 3, BOTTOM),
+        (dict(grad_norm=0.0, zero_std_groups=1.0), 3, "flat"),
+        (dict(grad_norm=0.0, zero_std_groups=1.0, success=100.0), 3, "flat at the top"),
+        (dict(grad_norm=0.0, zero_std_groups=1.0, failure=100.0), 3, "flat at the bottom"),
         (dict(grad_norm=0.0, zero_std_groups=1.0), 2, None),
         # the entropy bonus and a KL have a gradient of their own
-        (dict(grad_norm=0.1, zero_std_groups=1.0, failure=100.0), 3, BOTTOM),
+        (dict(grad_norm=0.1, zero_std_groups=1.0, failure=100.0), 3, "flat at the bottom"),
         # PPO has no groups
-        (dict(grad_norm=0.0, zero_std_groups=None, emotion_std=0.0, failure=100.0), 3, BOTTOM),
+        (
+            dict(grad_norm=0.0, zero_std_groups=None, emotion_std=0.0, failure=100.0),
+            3,
+            "flat at the bottom",
+        ),
         (dict(zero_std_groups=None, failure=100.0), 9, None),
         # a run of PPO that forgot </think> had 0, 11 and 52 %
-        (dict(malformed=52.0), 1, FORMAT),
+        (dict(malformed=52.0), 1, "lost format"),
         (dict(malformed=11.0), 9, None),
-        (dict(tokens_trained=501), 1, FOREIGN),
-        (dict(lost_groups=0.125, zero_std_groups=0.125), 5, LOST),
+        (dict(tokens_trained=501), 1, "foreign tokens"),
+        (dict(lost_groups=0.125, zero_std_groups=0.125), 5, "lost need"),
         # a healthy run of the toy had three such steps running, and came back
         (dict(lost_groups=0.125, zero_std_groups=0.125), 4, None),
         (dict(lost_groups=0.0, zero_std_groups=0.5), 9, None),  # solved users
@@ -155,7 +153,7 @@ def test_in_how_many_steps_a_fault_must_be(changed, steps, warning):
     rows = [{"step": i, **STEP} for i in range(1, 12)]
     for row in rows[1 : 1 + steps]:
         row.update(changed)
-    assert warned_of(rows) == ([] if warning is None else [warning])
+    assert list(warnings_of(rows)) == ([] if warning is None else [warning])
 
 
 def test_a_need_that_is_lost_is_not_in_every_batch():
@@ -163,7 +161,7 @@ def test_a_need_that_is_lost_is_not_in_every_batch():
     spread over the whole run is chance."""
     for steps, warned in (((12, 17, 18, 19, 21), True), ((2, 9, 16, 23, 30), False)):
         rows = [{**STEP, "lost_groups": 0.125 * (step in steps)} for step in range(1, 31)]
-        assert warned_of(rows) == [LOST] * warned
+        assert list(warnings_of(rows)) == ["lost need"] * warned
 
 
 def test_unreadable_answers_are_warned_of_above_one_in_a_hundred():
@@ -171,7 +169,7 @@ def test_unreadable_answers_are_warned_of_above_one_in_a_hundred():
     row = dict(episodes=50, dropped=0, unreadable=0)
     for unreadable, warned in ((1, False), (2, True)):
         bad = dict(episodes=50 - unreadable, dropped=unreadable, unreadable=unreadable)
-        assert warned_of([row, bad]) == [UNREADABLE] * warned
+        assert list(warnings_of([row, bad])) == ["unreadable"] * warned
 
 
 # --------------------------------------------------------------------------------- counted by hand
