@@ -67,9 +67,9 @@ class Models:
     """Policy, critic (PPO), reference (with a KL or adapters), their optimizers, and the sampling
     engine."""
 
-    def __init__(self, cfg, checkpoint, clock, runner):
-        """cfg: Settings. checkpoint: the directory that the run goes on from, or None. clock: a
-        Clock, which the engine tells when it samples. runner: an asyncio.Runner, for `probe`.
+    def __init__(self, cfg, checkpoint, start_file, clock, runner):
+        """cfg: Settings. checkpoint: the directory that the run goes on from, or None. start_file:
+        of DistanceFromStart. clock: a Clock, which the engine tells when it samples. runner: an asyncio.Runner, for `probe`.
         Raises BadModel or BadInput.
 
         `dtype` is the type in which models compute: bf16 on a GPU, fp32 elsewhere. Optimizers
@@ -129,6 +129,10 @@ class Models:
             load_optimizer_state(self.policy, self.optimizer, tensors["optimizer"])
         if tensors and self.critic:
             load_optimizer_state(self.critic, self.critic_optimizer, tensors["critic_optimizer"])
+
+        self.distance = DistanceFromStart(self.policy, self.device, start_file)
+        if checkpoint:
+            self.distance.read()
 
         # 5. A first sync, where one is needed, and a trial of sampling and scoring.
         # memory and other ranks say nothing about the model
@@ -362,9 +366,8 @@ class DistanceFromStart:
     policy in the file `path`, each a batch of its own with the log-probs that pi_0 gave its tokens.
     So the starting policy need not stay in memory."""
 
-    def __init__(self, models, path):
-        self.policy, self.device = models.policy, models.device
-        self.path = path
+    def __init__(self, policy, device, path):
+        self.policy, self.device, self.path = policy, device, path
 
     def keep(self, episodes):
         """Write the first of these episodes, over all ranks, to the file, and read it."""

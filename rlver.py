@@ -25,7 +25,7 @@ from support.report import dialogue_text, print_head, print_summary, progress
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 
 import torch
@@ -33,44 +33,27 @@ from tqdm import tqdm
 
 from emotion import TRAINING, hidden_need
 from grpo import check_groups, grpo_update
-from models import DistanceFromStart, Models
+from models import Models
 from people import profiles_of_step, refuse_other_heldout, users_of_run
 from players import digest_of_templates, simulator_of_run
 from policy import split_batch
 from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout
-from simulator import Simulator
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
 
-@dataclass
-class Session:
-    """All that the loop works with, on one rank."""
-
-    cfg: settings.Settings
-    run: rundir.RunDir
-    simulator: Simulator
-    users: list  # profiles of the people to train on
-    heldout: list  # profiles of the people to evaluate with
-    models: Models
-    distance: DistanceFromStart
-    state: dict  # what a checkpoint keeps of the run: step, seconds, evaluations
-    saved_step: int  # of the newest checkpoint
-
-
-def train(cfg, run):
-    """The whole loop: what the Settings `cfg` ask for, in the RunDir `run`. A new run begins with
-    an evaluation, a resumed one at its newest checkpoint. Returns the state of the Session. With
-    many ranks each has its own dialogues, its own engine and a shard of the models. Raises
-    SimulatorRefused, TooManyLost or CannotWrite at any time, BadInput or BadModel before
-    config.json is written, SelfCheckFailed later."""
-    session = set_up(cfg, run)
-    users, models, state = session.users, session.models, session.state
+def train(run):
+    """The whole loop of the RunDir `run`. A new run begins with an evaluation, a resumed one at its
+    newest checkpoint. With many ranks each has its own dialogues, its own engine and a shard of the
+    models. Raises SimulatorRefused, TooManyLost or CannotWrite at any time, BadInput or BadModel
+    before config.json is written, SelfCheckFailed later."""
+    simulator, users, models = set_up(run)
+    cfg, state = run.cfg, run.state
 
     # ---- 6. Evaluate and save, before.
-    evaluate_and_save(session)
+    evaluate_and_save(run, simulator, models)
 
     steps = range(state["step"] + 1, cfg.steps + 1)
     bar = tqdm(
@@ -82,7 +65,7 @@ def train(cfg, run):
         # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
         profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, step)
         episodes, all_episodes, counts = hold_dialogues(
-            session, profiles, cfg.group_size, "training", step
+            run, simulator, models, profiles, cfg.group_size, "training", step
         )
         check_groups(all_episodes)
         rollout_end = time.perf_counter()
@@ -113,21 +96,22 @@ def train(cfg, run):
         state["seconds"]["rollout"] += rollout_end - start
         state["seconds"]["simulator"] += run.clock.simulator - simulator_before
         state["seconds"]["update"] += sync_end - rollout_end
-        row = row_of_step(session, profiles, episodes, all_episodes, counts, metrics)
+        row = row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics)
         row["seconds"] = sync_end - start
         run.log_step(all_episodes, row)
         bar.set_postfix_str(progress(row, rollout_end - start))
 
         # ---- 6. Evaluate and save, where it is due.
-        evaluate_and_save(session)
-    return state
+        evaluate_and_save(run, simulator, models)
 
 
 # ------------------------------------------------------------- what train calls, in order of its use
 
 
-def set_up(cfg, run):
-    """The Session of a run. Before the first dialogue everything is tried that could fail later."""
+def set_up(run):
+    """(Simulator, profiles of the people to train on, Models). Before the first dialogue everything
+    is tried that could fail later."""
+    cfg = run.cfg
     simulator = simulator_of_run(cfg, run.calls, run.clock)
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
     refuse_other_heldout(run.path, heldout)
@@ -140,72 +124,69 @@ def set_up(cfg, run):
         run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
         # the first rank finds out what the server takes, and tells the others
         simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
-    models = Models(cfg, checkpoint, run.clock, run.runner)
-    distance = DistanceFromStart(models, run.start_file)
-    if checkpoint:
-        distance.read()
+    models = Models(cfg, checkpoint, run.start_file, run.clock, run.runner)
     run.try_to_save(models.write_trial, models.checkpoint_bytes())
-    state = run.restore(checkpoint, heldout, digest_of_templates(models, simulator))
+    run.restore(checkpoint, heldout, digest_of_templates(models, simulator))
     ranks.barrier()
     if run.first:
-        print_head(cfg, run.path, len(users), len(heldout), ranks.world_size(), state["step"])
-    return Session(cfg, run, simulator, users, heldout, models, distance, state, state["step"])
+        print_head(cfg, run.path, len(users), len(heldout), ranks.world_size(), run.state["step"])
+    return simulator, users, models
 
 
-def evaluate_and_save(session):
+def evaluate_and_save(run, simulator, models):
     """Step 6, where it is due: an evaluation before training, after every --eval-every steps and
     after training; a checkpoint before training, after every --save-every steps and after the last
     one. `train` calls it before its first step, too: a new run begins so, and a resumed one may
     have been stopped between a step and its evaluation."""
-    cfg, state = session.cfg, session.state
+    cfg, state = run.cfg, run.state
     step = max(0, state["step"])  # a new run is at -1
     # Before the last evaluation: a run that goes on with more steps has not made it.
     if state["step"] == cfg.steps:
-        save(session)
+        save(run, models)
     is_due = step in (0, cfg.steps) or (cfg.eval_every and step % cfg.eval_every == 0)
     if is_due and step not in [scores["step"] for scores in state["evaluations"]]:
-        evaluate(session, step)
+        evaluate(run, simulator, models, step)
     state["step"] = step
     if step % cfg.save_every == 0:
-        save(session)
+        save(run, models)
 
 
-def evaluate(session, step):
+def evaluate(run, simulator, models, step):
     """One dialogue with every held-out user. The scores are kept in the state. Before and after
     training the first dialogue is printed."""
-    cfg, run, state = session.cfg, session.run, session.state
-    start = time.perf_counter()
-    episodes, all_episodes, counts = hold_dialogues(session, session.heldout, 1, "evaluation", step)
+    state, start = run.state, time.perf_counter()
+    episodes, all_episodes, counts = hold_dialogues(
+        run, simulator, models, run.heldout, 1, "evaluation", step
+    )
     if step == 0:
-        session.distance.keep(episodes)
+        models.distance.keep(episodes)
     scores = {"step": step, **summarise(all_episodes), **counts}
     state["seconds"]["evaluate"] += time.perf_counter() - start
     state["evaluations"].append(scores)
     run.log_evaluation(all_episodes, scores)
-    if step in (0, cfg.steps):
+    if step in (0, run.cfg.steps):
         first = all_episodes[0]
         title = "after training" if step else "before training"
-        run.tell(dialogue_text(title, first, hidden_need(session.heldout[first.group])))
+        run.tell(dialogue_text(title, first, hidden_need(run.heldout[first.group])))
 
 
-def save(session):
+def save(run, models):
     """A checkpoint of the last whole step, unless there is no such step or it has one. All ranks
     gather, the first one writes."""
-    if session.saved_step < session.state["step"]:
-        session.run.save(session.state, session.models.gather())
-        session.saved_step = session.state["step"]
-        if session.saved_step > 0:
-            draw_report(session.run)
+    if run.saved_step < run.state["step"]:
+        run.save(models.gather())
+        if run.saved_step > 0:
+            draw_report(run)
 
 
-def hold_dialogues(session, profiles, group_size, kind, step):
+def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
     """Steps 1 and 2: `group_size` dialogues with each of `profiles`. Returns this rank's episodes,
     those of all ranks (without tokens), and what run.log_dropped counts. Raises TooManyLost, after
     a checkpoint, if more than a fifth were dropped.
 
     Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
     draws depend neither on a resume nor on the number of ranks."""
-    cfg, run, models = session.cfg, session.run, session.models
+    cfg = run.cfg
     models.engine.forget()
     if not cfg.toy:
         return_freed_memory()
@@ -233,7 +214,7 @@ def hold_dialogues(session, profiles, group_size, kind, step):
         disable=not run.first or (kind == "training" and cfg.toy),
     ) as bar:
         dialogues = rollout(
-            session.simulator,
+            simulator,
             here,
             group_size,
             make_agent,
@@ -248,16 +229,16 @@ def hold_dialogues(session, profiles, group_size, kind, step):
     if len(dropped) > errors.MAX_LOST * n_dialogues:
         # Save first: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged
         # before the save would survive the cut, and the repeated step would log them again.
-        save(session)
+        save(run, models)
     counts = run.log_dropped(kind, step, dropped, n_dialogues)
     all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
     return episodes, sorted(all_episodes, key=attrgetter("number")), counts
 
 
-def row_of_step(session, profiles, episodes, all_episodes, counts, metrics):
+def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
     """The line of metrics.jsonl for a training step. profiles: of its groups; counts: from
     `hold_dialogues`; metrics: from the update."""
-    cfg, state = session.cfg, session.state
+    cfg, state = run.cfg, run.state
     batch = batch_metrics(all_episodes, [p.need for p in profiles], cfg.think, cfg.compares_groups)
     replies = batch["episodes"] * batch["turns"]  # turns: the mean per dialogue
     return {
@@ -268,7 +249,7 @@ def row_of_step(session, profiles, episodes, all_episodes, counts, metrics):
         "reply_tokens": metrics["tokens_trained"] / replies,
         **metrics,
         "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),
-        "kl_start": session.distance.kl(),
+        "kl_start": models.distance.kl(),
         # the training users' emotion minus the last score of the held-out users
         "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
         "tokens_sampled": sum(ranks.all_gather_list([e.tokens_sampled for e in episodes]))
@@ -305,7 +286,8 @@ def main(argv=None):
                 print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
             return 0
         run = rundir.RunDir(out, cfg, ranks.rank())
-        run.finish(train(cfg, run))
+        train(run)
+        run.finish()
         draw_report(run)
         if run.first:
             print_summary(out)

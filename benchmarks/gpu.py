@@ -140,7 +140,7 @@ def measure(place, rank, keep=False, lengths=LENGTHS, tokens=TOKENS, replies=(64
     )
     runner = asyncio.Runner()
     cuda = torch.cuda.is_available()
-    models = Models(cfg, None, None, runner)
+    models = Models(cfg, None, None, None, runner)
     result = {"sampled": sampling_speed(models, runner, *replies), "updates": []}
     models.engine.sleep()
     for length in lengths:

@@ -59,10 +59,6 @@ class TimedRun(RunDir):
         super().__init__(path, cfg)
         self.cycles, self.sampling, self.cycle = cycles, 0.0, cycles.take()
 
-    def begin(self, *args):
-        self.state = super().begin(*args)
-        return self.state
-
     def log_step(self, episodes, row):
         super().log_step(episodes, row)
         sampling = self.state["seconds"]["rollout"]
@@ -75,8 +71,8 @@ class TimedRun(RunDir):
         self.cycle = self.cycle if scores["step"] else self.cycles.take()
         self.cycles.end({**self.cycle, "score": scores["score"]})
 
-    def save(self, *_):
-        pass
+    def save(self, write):
+        self.saved_step = self.state["step"]
 
 
 def train_with_trl(run, cycles):
@@ -89,7 +85,7 @@ def train_with_trl(run, cycles):
     cfg = run.cfg
     simulator = simulator_of_run(cfg, run.calls, run.clock)
     training, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
-    m = Models(cfg, None, run.clock, run.runner)
+    m = Models(cfg, None, run.start_file, run.clock, run.runner)
     users = cfg.batch_size // cfg.group_size
     torch_engine = m.engine
     sampler = GenerateEngine(m.policy.model, m.chat.stop_id, m.tokenizer.pad_token_id or 0)
@@ -205,7 +201,7 @@ def one_side(side):
         cycles = Cycles(out)
         if side == "TRL":
             return train_with_trl(RunDir(Path(place), cfg), cycles)
-        train(cfg, TimedRun(Path(place), cfg, cycles))
+        train(TimedRun(Path(place), cfg, cycles))
 
 
 def compare():

@@ -40,7 +40,9 @@ class RunDir:
     path, cfg     the directory; Settings
     runner        the asyncio.Runner in which all dialogues are held
     clock, calls  the seconds in which only the user's model is at work; the log of its calls
-    heldout       the profiles of the held-out users, from `restore` on
+    state         what a checkpoint keeps of the run (`restore`), from there on
+    saved_step    the step of the newest checkpoint, likewise
+    heldout       the profiles of the held-out users, likewise
     rows          the lines of metrics, from `restore` on
     warning_names     the names of the warnings that were printed, from `restore` on
     start_time    when the run would have begun without interruptions, from `restore` on
@@ -75,10 +77,10 @@ class RunDir:
         return newest
 
     def restore(self, checkpoint, heldout, templates):
-        """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
+        """Read the state of the `checkpoint`, or make that of a new run (`self.state`); cut off what was logged
         after it, because it will be done again; write config.json and heldout.json. The directory
         is made on every rank, and locked if it is new. templates: what the chat templates write, as
-        a digest. Returns the state. Raises BadInput."""
+        a digest. Raises BadInput."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -101,7 +103,8 @@ class RunDir:
                 f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "
                 "--steps is the total"
             )
-        self.start_time, self.heldout = STARTED - state["seconds"]["total"], heldout
+        self.state, self.saved_step, self.heldout = state, state["step"], heldout
+        self.start_time = STARTED - state["seconds"]["total"]
         self.path.mkdir(parents=True, exist_ok=True)  # each rank logs its own calls there
         if self.first:
             if self.held_lock is None:  # a new run; another may have begun here since `open`
@@ -116,12 +119,12 @@ class RunDir:
             write_json(self.path / "heldout.json", {"ids": [profile.id for profile in heldout]})
         self.rows = metrics_of(self.path)
         self.warning_names = set(warnings_of(self.rows))  # those were printed before the resume
-        return state
 
-    def finish(self, state):
+    def finish(self):
         """Write summary.json, which marks the run as finished."""
         if not self.first:
             return
+        state = self.state
         state["seconds"]["total"] = time.perf_counter() - self.start_time
         evaluations = state["evaluations"]
         summary = {
@@ -203,12 +206,14 @@ class RunDir:
 
     # ---- checkpoints
 
-    def save(self, state, write):
+    def save(self, write):
         """Write a checkpoint of the last whole step. Then remove all but the newest two of those
         that this run wrote. Only the first rank writes.
 
         write(directory, state): a function that writes all its files (Models.gather returns it).
         Raises CannotWrite."""
+        state = self.state
+        self.saved_step = state["step"]
         state["seconds"]["total"] = time.perf_counter() - self.start_time
         name = f"checkpoint-{state['step']:06d}"
         if not self.first:

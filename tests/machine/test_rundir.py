@@ -270,11 +270,11 @@ def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
     """A checkpoint may reach the disk before the log does. To cut a file to more than its length
     writes a hole into it that no JSON reader passes."""
     run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    state = run.restore(None, [], "")
+    run.restore(None, [], "")
     run.append("metrics.jsonl", {"step": 1})
     checkpoint = tmp_path / "out" / "checkpoint-000001"
     for known, left in ((99, 12), (6, 6)):
-        old = {**state, "step": 1, "log_bytes": {"metrics.jsonl": known}}
+        old = {**run.state, "step": 1, "log_bytes": {"metrics.jsonl": known}}
         write_json(checkpoint / "state.json", old)
         run.restore(checkpoint, [], "")
         assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'[:left]
@@ -285,12 +285,13 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
     """Two flat steps before a resume and one after it were no warning, but summary.json had it;
     and what was said before was said again."""
     run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    state = run.restore(None, [], "")
+    run.restore(None, [], "")
     for step in (1, 2):
         sampled = {"tokens_trained": 9, "tokens_sampled": 8, "tokens_dropped": 0}
         run.log_step([], {"step": step, "zero_std_groups": 1, **sampled})
     assert "step 1: more tokens are trained" in capsys.readouterr().out
-    run.save({**state, "step": 2}, lambda path, state: write_json(path / "state.json", state))
+    run.state["step"] = 2
+    run.save(lambda path, state: write_json(path / "state.json", state))
     run.close()
     again = rundir.RunDir(tmp_path / "out", resolve_settings({}))
     again.restore(again.open(), [], "")
