@@ -20,6 +20,7 @@ from support.calls import MAX_THINKING_TOKENS
 from support.command_line import SCRIPTED, Parser, fraction, natural, positive
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
+from support.needs import need_of
 from support.user_check import check_form
 
 import asyncio
@@ -32,7 +33,7 @@ from pathlib import Path
 
 from tqdm.asyncio import tqdm
 
-from emotion import NEEDS, need_of
+from emotion import NEEDS
 from people import Profile, load_profiles
 from players import make_simulator
 from simulator import User

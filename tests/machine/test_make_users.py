@@ -1,6 +1,7 @@
 """tools/profiles.py: users that one makes oneself."""
 
 from support.answers import Unreadable, read_answer
+from support.needs import need_of
 
 import asyncio
 import json
@@ -10,8 +11,9 @@ from collections import Counter
 
 import pytest
 
-from emotion import NEEDS, need_of
-from people import check_playable, load_profiles
+from emotion import NEEDS
+from people import load_profiles
+from players import check_playable
 from result_files import write
 from runs import refuse, rows
 from simulator import Simulator

@@ -14,7 +14,8 @@ from itertools import combinations
 import pytest
 
 from emotion import NEEDS
-from people import check_playable, load_profiles
+from people import load_profiles
+from players import check_playable
 from simulator import Simulator, User
 from toy import world
 
