@@ -65,72 +65,43 @@ BENCHMARK = Rules(start=40, floor=FAILURE_BELOW, max_turns=10, own_first_line=Tr
 
 # ------------------------------------------------------------------------------------------ the needs
 
-
-@dataclass(frozen=True)
-class Need:
-    """One of the eight hidden needs (RLVER, Table 5; SAGE calls them intentions): what a person
-    wants from a talk, but does not say. A profile has its name in `need` and its sentence in
-    `task`."""
-
-    kind: str  # "rational" or "emotional"
-    task: dict  # {language: the sentence}
-
-
-NEEDS = {
-    "analyse": Need(
-        "rational",
-        {
-            "en": "You want the problem weighed critically, from all its sides.",
-            "zh": "你想有人陪你把这件事掰开来看，正面反面都掂量一遍。",
-        },
-    ),
-    "advise": Need(
-        "rational",
-        {
-            "en": "You want advice that really helps with the present trouble.",
-            "zh": "你想要一个真正用得上的主意，好把眼前这一关过去。",
-        },
-    ),
-    "explain": Need(
-        "rational",
-        {
-            "en": "You want to understand why the other person acted so.",
-            "zh": "你想弄明白那个人当时为什么要那样做。",
-        },
-    ),
-    "reflect": Need(
-        "rational",
-        {
-            "en": "You want to be guided to look at yourself and to grow.",
-            "zh": "你想有人引着你看看自己，从这件事里长进一点。",
-        },
-    ),
-    "praise": Need(
-        "emotional",
-        {
-            "en": "You want sincere praise for what you did.",
-            "zh": "你想有人真心夸一夸你做过的那些具体的事。",
-        },
-    ),
-    "listen": Need(
-        "emotional",
-        {
-            "en": "You want somebody to listen while you let it out.",
-            "zh": "你想有人耐心听你把憋着的话全倒出来。",
-        },
-    ),
-    "empathise": Need(
-        "emotional",
-        {
-            "en": "You want your feeling to be felt deeply, not simply soothed.",
-            "zh": "你想有人深深懂得你心里的滋味，而不只是劝你几句。",
-        },
-    ),
-    "side": Need(
-        "emotional",
-        {
-            "en": "You did nothing wrong, and you want that to be said.",
-            "zh": "你没有做错什么，也没有责任，你想让对方也这么认为。",
-        },
-    ),
+# The eight hidden needs (RLVER, Table 5; SAGE calls them intentions): what a person wants from a
+# talk, but does not say. A profile has the name of one in `need` and its sentence in `task`.
+# {need: {language: its sentence}}
+RATIONAL = {
+    "analyse": {
+        "en": "You want the problem weighed critically, from all its sides.",
+        "zh": "你想有人陪你把这件事掰开来看，正面反面都掂量一遍。",
+    },
+    "advise": {
+        "en": "You want advice that really helps with the present trouble.",
+        "zh": "你想要一个真正用得上的主意，好把眼前这一关过去。",
+    },
+    "explain": {
+        "en": "You want to understand why the other person acted so.",
+        "zh": "你想弄明白那个人当时为什么要那样做。",
+    },
+    "reflect": {
+        "en": "You want to be guided to look at yourself and to grow.",
+        "zh": "你想有人引着你看看自己，从这件事里长进一点。",
+    },
 }
+EMOTIONAL = {
+    "praise": {
+        "en": "You want sincere praise for what you did.",
+        "zh": "你想有人真心夸一夸你做过的那些具体的事。",
+    },
+    "listen": {
+        "en": "You want somebody to listen while you let it out.",
+        "zh": "你想有人耐心听你把憋着的话全倒出来。",
+    },
+    "empathise": {
+        "en": "You want your feeling to be felt deeply, not simply soothed.",
+        "zh": "你想有人深深懂得你心里的滋味，而不只是劝你几句。",
+    },
+    "side": {
+        "en": "You did nothing wrong, and you want that to be said.",
+        "zh": "你没有做错什么，也没有责任，你想让对方也这么认为。",
+    },
+}
+NEEDS = RATIONAL | EMOTIONAL

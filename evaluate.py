@@ -327,8 +327,8 @@ def make_parser():
         "it measures the newest run in runs/.",
     )
     add = parser.add_argument
-    text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL (default: "
-    add("--policy", help=f"{text}the newest run)")
+    text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL"
+    add("--policy", help=f"{text} (default: the newest run)")
     add_flags_of_talk(parser)
     add("--out", metavar="FILE", help="result file (default: in the run's directory or results/)")
     one_of = parser.add_mutually_exclusive_group().add_argument

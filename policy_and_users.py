@@ -1,7 +1,26 @@
 """policy_and_users.py - the two sides of an evaluation, a policy and its users: found by name, set up
 by flags and by the policy's run, and loaded. For evaluate.py and tools/chat.py.
 
-From top to bottom: who decides about a setting; the policy; its users; the flags.
+Who decides about a setting (the run is the one that made the policy, if there is one):
+
+    setting            first               then                      else
+    think              the run             --think                   no
+    policy_lang        the run             --lang                    en
+    temperature        the run                                       1
+    max_tokens         --max-tokens        the run                   2048; of the toy 48
+    context            --context                                     what the model takes
+    template_args      the run             --template-args           none
+
+    simulator          --simulator         the run                   toy
+    lang               --lang              the run                   en
+    difficulty         --difficulty        the run                   vanilla
+    reader             --reader            the run, if the           none
+                                           simulator is the run's
+    its template_args  --template-args     the run                   none
+    users              --profiles, --world what the run held out     the toy's held-out users
+
+A policy replies as it was trained: a flag sets only what no run sets, but for the length. The users
+may be others than the run's. All other settings are those of the flags, whatever the run had.
 """
 
 from support import files
@@ -21,7 +40,6 @@ from support.servers import SAMPLING, ServerModel
 from support.settings import usual_engine
 
 import os
-from collections import ChainMap
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,53 +51,15 @@ from players import check_playable, digest_of_templates, local_models, make_simu
 from rollout import Agent, read_reply
 from toy import world
 
-# --------------------------------------------------------------------- who decides about a setting
-
-# The settings that a flag, the policy's run or a default may set, in the order in which these
-# decide: the first one that sets it. The last entry is the default.
-#   "flag"  of evaluate.py and tools.chat
-#   "run"   config.json of the run that made the policy, if there is one
-# (The other flags have their default in `add_flags_of_talk`, and a run does not change it.)
-OF_POLICY = {
-    # A policy replies as it was trained. So a flag sets only what no run sets, but for the length.
-    "think": ("run", "flag", False),
-    "policy_lang": ("run", "flag", "en"),  # of its system prompt: --lang, "lang" in the run
-    "temperature": ("run", 1.0),
-    "max_tokens": ("flag", "run", None),  # None: 48 for the toy, else 2048
-    "context": ("flag", None),  # None: what the model takes
-    "template_args": ("run", "flag", None),
-}
-OF_USERS = {
-    "simulator": ("flag", "run", "toy"),
-    "lang": ("flag", "run", "en"),
-    "difficulty": ("flag", "run", "vanilla"),
-    "reader": ("flag", "run", None),  # the run's reader only hears for the run's simulator
-    "template_args": ("flag", "run", None),  # of the reader
-}
-USUAL_USER = {name: default for name, (*_, default) in OF_USERS.items()}
-
-
-def decide(table, args, run_settings):
-    """{setting: its value} of OF_POLICY or OF_USERS. args: of `add_flags_of_talk`."""
-    flags = {name: value for name, value in vars(args).items() if value}  # those that are set
-    sources = {"flag": flags, "run": run_settings}
-    settings = {}
-    for name, (*order, default) in table.items():
-        key = name.removeprefix("policy_")
-        settings[name] = ChainMap(*[sources[who] for who in order], {key: default})[key]
-    return settings
-
-
 # --------------------------------------------------------------------------------------- the policy
 
 
 class PolicySource(NamedTuple):
     """Where the policy with a name is, before it is loaded."""
 
-    name: str
     label: str  # its name in results, unless the weights are the toy's or a server's
     weights: str | Path  # a directory, a name on the hub, or "toy"
-    run_settings: dict  # of the run that made it; {} if it is no run of this project
+    run: dict  # the settings of the run that made it; {} if it is no run of this project
     home: Path | None  # the directory of that run
 
 
@@ -110,17 +90,17 @@ def find_weights(name, step):
             weights = path
         elif step != 0:
             raise BadInput(f"policy {path}: no such checkpoint; --step 0 measures where it started")
-        return PolicySource(name, str(path), weights, run_settings, directory)
+        return PolicySource(str(path), weights, run_settings, directory)
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     run_settings = files.read_json(directory / "rlver.json")
     if run_settings:  # a checkpoint, or a copy of one
-        return PolicySource(name, name, directory, run_settings, directory.parent)
+        return PolicySource(name, directory, run_settings, directory.parent)
     if (directory / "state.json").is_file():
         raise BadInput(
             f"{directory / 'rlver.json'}: missing or damaged; was it copied only in part?"
         )
-    return PolicySource(name, name, name, {}, None)
+    return PolicySource(name, name, {}, None)
 
 
 @dataclass
@@ -128,7 +108,7 @@ class LoadedPolicy:
     """A policy that is ready to talk."""
 
     label: str  # its name in results
-    settings: dict  # how it replies: those of OF_POLICY ...
+    settings: dict  # how it replies: thinking or not, temperature, tokens ...
     home: Path | None  # as a PolicySource's
     make_agent: Callable  # make_agent(seed=...) -> Agent
 
@@ -136,17 +116,23 @@ class LoadedPolicy:
 def load_policy(source, args):
     """The LoadedPolicy of a PolicySource. args: the flags of `add_flags_of_talk`. Raises BadInput or
     BadModel."""
-    name, label, weights, run_settings, home = source
-    kind, model_name, url = split_name(name)
-    is_toy = run_settings.get("model", weights) == "toy"
-    settings = decide(OF_POLICY, args, run_settings)
-    settings["max_tokens"] = settings["max_tokens"] or (48 if is_toy else 2048)
+    label, weights, run, home = source
+    kind, model_name, url = split_name(str(weights))
+    is_toy = run.get("model", weights) == "toy"
+    settings = {
+        "think": run.get("think", args.think),
+        "policy_lang": run.get("lang", args.lang or "en"),
+        "temperature": run.get("temperature", 1.0),
+        "max_tokens": args.max_tokens or run.get("max_tokens", 48 if is_toy else 2048),
+        "context": args.context,
+        "template_args": run.get("template_args", args.template_args) or None,
+    }
     if args.think and not settings["think"]:
         raise BadInput(f"--think: {label} was trained to reply without thinking")
     mode = world.mode_of(settings["think"])
     if weights == "toy":  # what toy runs start from: one policy that thinks and one that does not
         weights = world.base_policy(settings["think"])
-        label = label if run_settings else f"toy, {mode}"
+        label = label if run else f"toy, {mode}"
     system_prompt = load_prompt(f"policy_{mode}", settings["policy_lang"])
     if kind == "openai":
         label = f"openai:{model_name}"
@@ -201,15 +187,21 @@ class ServerAgent:
 # ----------------------------------------------------------------------------------------- its users
 
 
+# who plays the users if neither a flag nor a run says it
+USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla", "reader": None}
+
+
 def who_talks(args, name):
     """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`. --lang is
     the language of the users; for a policy that is a run it changes their prompts, but not the
     policy's. Raises BadInput or BadModel."""
     source = find_weights(name, args.step)
-    run_settings = source.run_settings
-    if args.simulator:
-        run_settings = run_settings | {"reader": None}
-    player, lang, difficulty, reader, template_args = decide(OF_USERS, args, run_settings).values()
+    run = source.run
+    player, lang, difficulty, reader = (
+        getattr(args, key) or run.get(key, usual) for key, usual in USUAL_USER.items()
+    )
+    if args.simulator and not args.reader:
+        reader = None
     users, held_out = choose_users(args, source, player, lang)
     simulator = make_simulator(
         player,
@@ -217,7 +209,7 @@ def who_talks(args, name):
         difficulty,
         temperature=args.simulator_temperature,
         reader=reader,
-        template_args=template_args,
+        template_args=args.template_args or run.get("template_args"),
     )
     policy = load_policy(source, args)  # last, because it may take minutes
     keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
@@ -257,12 +249,12 @@ def choose_users(args, source, simulator_name, lang):
         check_playable(simulator_name, users)
         return users, False
     # a run without --profiles was trained with the toy's other users
-    paths = source.run_settings.get("profiles")
-    _, users = users_of_run(paths, source.run_settings["eval_size"] if paths else 128)
+    paths = source.run.get("profiles")
+    _, users = users_of_run(paths, source.run["eval_size"] if paths else 128)
     check_playable(simulator_name, users, unnamed=not paths)
     if paths:
         refuse_other_heldout(source.home, users)
-    return users, bool(source.run_settings)
+    return users, bool(source.run)
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -295,11 +287,10 @@ def add_flags_of_talk(parser):
     add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
     add("--world", choices=["chit-chat"], help="users who chat, in place of users in trouble")
     add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")
-    start, turns = BENCHMARK.start, BENCHMARK.max_turns
-    text = f"emotion (default: {start})"
-    add("--start", type=emotion_value, metavar="E", default=start, help=text)
-    text = f"replies in a dialogue, at most (default: {turns})"
-    add("--max-turns", type=positive, metavar="N", default=turns, help=text)
+    text = "emotion (default: %(default)s)"
+    add("--start", type=emotion_value, metavar="E", default=BENCHMARK.start, help=text)
+    text = "replies in a dialogue, at most (default: %(default)s)"
+    add("--max-turns", type=positive, metavar="N", default=BENCHMARK.max_turns, help=text)
     text = "of the model that plays the users (default: 0)"
     add("--simulator-temperature", metavar="T", type=not_negative, default=0.0, help=text)
     add("--limit", type=positive, metavar="N", help="only the first N users")

@@ -28,7 +28,7 @@ from support.errors import (
     TooManyLost,
     UnreadableAnswers,
 )
-from support.files import digest, parse_json, read_text
+from support.files import digest, parse_json, read_jsonl
 
 import asyncio
 import json
@@ -264,8 +264,7 @@ def known_replies(used):
     people = toy_profiles("train") + toy_profiles("heldout")
     people += load_profiles(PROMPTS / "profiles/en_test.jsonl")
     profiles = {profile.id: profile for profile in people}
-    lines = read_text(PROMPTS / "replies.jsonl").strip().split("\n")
-    rows = [row for row in map(parse_json, lines) if row["used"] == used]
+    rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] == used]
     for row in rows:
         row["profile"] = profile = profiles[row["user"]]
         if "line" not in row:  # to a person of the toy

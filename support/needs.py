@@ -4,7 +4,7 @@ file has for it.
 
 import re
 
-from emotion import NEEDS
+from emotion import NEEDS, RATIONAL
 
 # {need: a regex for other sentences of it than those of NEEDS: SAGE's in Chinese, our older ones}.
 # "explain" is tried first: its released task is to analyse (分析) why the others (其他人物) acted so,
@@ -25,12 +25,10 @@ def need_of(task, need=""):
     """(name of the need, "rational" | "emotional") of a profile: by its `need`, if that names one,
     as in our profiles; else by the words of its `task`. ("other", "other") if it is none of the
     eight."""
-    if need in NEEDS:
-        return need, NEEDS[need].kind
-    for name, words in WORDS.items():
-        if re.search(words, task or "", re.IGNORECASE):
-            return name, NEEDS[name].kind
-    return "other", "other"
+    if need not in NEEDS:
+        matches = [name for name in WORDS if re.search(WORDS[name], task or "", re.IGNORECASE)]
+        need = matches[0] if matches else "other"
+    return need, "rational" if need in RATIONAL else "emotional" if need in NEEDS else "other"
 
 
 def hidden_need(profile):

@@ -111,7 +111,7 @@ def draw_drafts(count, lang, seed, split=0.0):
     topics, utterances, groups = (
         load_text(f"writer/{name}", lang).splitlines() for name in ("topics", "talk", "traits")
     )
-    needs = [(name, need.task[lang]) for name, need in NEEDS.items()]
+    needs = [(name, need[lang]) for name, need in NEEDS.items()]
     rng = random.Random(f"users {seed}")
     topics = rng.sample(topics, len(topics))
     tests, cut = 2 * size_of_test(count // 2, split), size_of_test(len(topics), split)

@@ -89,7 +89,7 @@ def profiles(split, count=None, seed=0):
             "scene": "\n".join(scene),
             "main_cha": group,
             "cha_group": traits,
-            "task": NEEDS[name].task["en"],
+            "task": NEEDS[name]["en"],
             "need": name,
         }
         made.append(profile)
@@ -252,7 +252,7 @@ class Scene:
     need: str  # a key of NEEDS
 
 
-NEED_OF_THEME = {need.task["en"]: name for name, need in NEEDS.items()}
+NEED_OF_THEME = {need["en"]: name for name, need in NEEDS.items()}
 
 
 def read_scene(scene, task):

@@ -512,7 +512,7 @@ def test_a_part_of_a_checkpoint_is_not_measured(half, tmp_path, capfd):
     step 0, which is removed as the run goes on, the weights are those of the run's own model."""
     place = shutil.copytree(half / "checkpoint-000002", tmp_path / "copy")
     (place / "trainer.pt").unlink()  # which nobody needs who wants to measure it
-    assert policy_and_users.find_weights(str(place), None).run_settings["max_tokens"] == 6
+    assert policy_and_users.find_weights(str(place), None).run["max_tokens"] == 6
     (place / "rlver.json").unlink()
     told = refuse(capfd, "--policy", place, "--limit", 1, main=evaluate.main)
     assert f"{place}/rlver.json: missing" in told
