@@ -54,14 +54,14 @@ from simulator import EMOTION_SCHEMA
 async def hold_benchmark(policy, simulator, users, settings, path, finished_ids):
     """Hold the dialogues of all `users` except `finished_ids` at once; each is appended to the file
     `path` when it ends. settings: all that decides the results; each line holds them. Returns the
-    rows of `rollout` for the lost dialogues."""
+    rows of `rollout` for the dialogues that were dropped."""
     # The number of a user counts the finished ones too, so a continued evaluation draws the random
     # numbers that an uninterrupted one would have drawn.
     todo = {n: user for n, user in enumerate(users) if user.id not in finished_ids}
     if todo:
         await simulator.check()
     with tqdm(total=len(todo), desc="benchmark", unit="dialogue") as bar:
-        _, lost = await rollout(
+        _, drops = await rollout(
             simulator,
             todo,
             1,
@@ -73,7 +73,7 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
                 path, line_of_result(episode, user, settings, EMOTION_SCHEMA)
             ),
         )
-    return lost
+    return drops
 
 
 # --------------------------------------------------------------------------------- where results go
@@ -90,17 +90,17 @@ def default_path(policy):
 # ---------------------------------------------------------------------- the scores of a result file
 
 
-def score(path, anyway=False, ids=None, lost=0):
+def score(path, anyway=False, ids=None, drops=0):
     """Every table of one result file, as a dict. anyway: average different simulators, too. ids: of
-    the users that count (default: all in the file); lost: how many of them have no dialogue there.
+    the users that count (default: all in the file); drops: how many of them have no dialogue there.
     Raises BadInput for a file without a usable line, or with several simulators in it."""
     rows = [row for row in read_results(path) if ids is None or row["profile_id"] in ids]
     if not anyway:
         refuse_mixed(rows, path)
-    return tables_of(rows, path, lost)
+    return tables_of(rows, path, drops)
 
 
-def tables_of(rows, path, lost=0):
+def tables_of(rows, path, drops=0):
     """The tables of `score` for these rows of `read_results`."""
     made_by = rows[0]["made_by"]
     turns = [turn for row in rows for turn in row["turns"]]
@@ -119,7 +119,7 @@ def tables_of(rows, path, lost=0):
         "positive": 100 * np.mean(np.array(changes) > 0) if changes else None,
         "by": {name: scores_by(name, rows) for name in parts_of(rows)},
         "signs": signs([[turn["reply"] for turn in row["turns"]] for row in rows]),
-        "lost": lost,
+        "lost": drops,
     }
 
 
@@ -151,9 +151,9 @@ def compare(path_before, path_after, ids=None, draws=10_000):
 
     The interval is the 2.5 to 97.5 percentile of a bootstrap over users. p: sign flips of the
     users' differences, two-sided. Raises BadInput."""
-    scored = [read_results(path) for path in (path_before, path_after)]
-    refuse_mixed([row for rows in scored for row in rows], "--compare")
-    finals = [{row["profile_id"]: row["final"] for row in rows} for rows in scored]
+    sides = [read_results(path) for path in (path_before, path_after)]
+    refuse_mixed([row for rows in sides for row in rows], "--compare")
+    finals = [{row["profile_id"]: row["final"] for row in rows} for rows in sides]
     common = finals[0].keys() & finals[1].keys()
     ids = sorted(common if ids is None else common & ids)
     n = len(ids)
@@ -165,7 +165,7 @@ def compare(path_before, path_after, ids=None, draws=10_000):
     rng = np.random.default_rng(0)
     samples = gains[rng.integers(n, size=(draws, n))]
     low, high = np.percentile(samples.mean(1), [2.5, 97.5]).tolist()
-    made_before, made_after = (rows[0]["made_by"] for rows in scored)
+    made_before, made_after = (rows[0]["made_by"] for rows in sides)
     return {
         "a": path_before,
         "b": path_after,
@@ -270,36 +270,36 @@ def run_benchmark(args):
     path.touch()
     lock = files.lock(path)  # so that no other process writes to it
     try:
-        finished = finished_users(path, settings)
-        lost = asyncio.run(hold_benchmark(policy, simulator, users, settings, path, finished))
+        finished_ids = finished_users(path, settings)
+        drops = asyncio.run(hold_benchmark(policy, simulator, users, settings, path, finished_ids))
     finally:
         os.close(lock)
-    for row in lost:
+    for row in drops:
         print(
             f"evaluate.py: {row['profile_id']} is missing: {row['reason']}; run the same command "
             "again to fill it in",
             file=sys.stderr,
         )
-    if len(lost) == len(users):
+    if len(drops) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost")
     ids = {user.id for user in users}
-    result = score(path, args.anyway, ids, len(lost))
+    result = score(path, args.anyway, ids, len(drops))
     print_score(result)
     print(f"results: {path}")
     write_tables(args, result)
     # If more than a fifth is missing, the score cannot be trusted, and the exit code is an error.
-    if len(lost) > MAX_LOST * len(users):
-        raise TooManyLost(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
+    if len(drops) > MAX_LOST * len(users):
+        raise TooManyLost(f"{len(drops)} of {len(users)} dialogues are lost, and not in the score")
     return ids
 
 
 def run_scores(args):
     """Print the tables of the result files that --score names."""
-    scored = [score(path, args.anyway) for path in args.score]
-    for result in scored:
+    results = [score(path, args.anyway) for path in args.score]
+    for result in results:
         print_score(result)
     # --json writes the tables of one file as an object, those of several as a list
-    write_tables(args, scored[0] if len(scored) == 1 else scored)
+    write_tables(args, results[0] if len(results) == 1 else results)
 
 
 def run_comparison(args, before, after, ids=None):

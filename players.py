@@ -46,7 +46,8 @@ def make_simulator(
         source = language_model(reader, "--reader", 1.0, timeout, template_args, WORDS[lang])
         hearing_model = Reader(source, lang, concurrency=concurrency, **shared)
         make = partial(ReadSimulator, reader=hearing_model)
-    if isinstance(llm, ServerModel):  # a script never waits, and an engine has a queue of its own
+    # a script never waits, and an engine has a queue of its own
+    if (name or "").startswith("openai:"):
         shared["concurrency"] = concurrency
     return make(llm, lang=lang, difficulty=difficulty, retries=retries, **shared)
 
