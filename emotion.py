@@ -5,7 +5,6 @@ Training, evaluation, users and tools share this scale, these rules and these ne
 """
 
 import bisect
-import re
 from dataclasses import dataclass
 
 # ------------------------------------------------------------------------------------------ the scale
@@ -66,101 +65,43 @@ BENCHMARK = Rules(start=40, floor=FAILURE_BELOW, max_turns=10, own_first_line=Tr
 
 # ------------------------------------------------------------------------------------------ the needs
 
-
-@dataclass(frozen=True)
-class Need:
-    """One of the eight hidden needs (RLVER, Table 5; SAGE calls them intentions): what a person
-    wants from a talk, but does not say. A profile has its name in `need` and its sentence in
-    `task`."""
-
-    kind: str  # "rational" or "emotional"
-    task: dict  # {language: the sentence}
-    words: str  # a regex for other sentences of this need: SAGE's in Chinese, our older ones
-
-
-NEEDS = {
-    "analyse": Need(
-        "rational",
-        {
-            "en": "You want the problem weighed critically, from all its sides.",
-            "zh": "你想有人陪你把这件事掰开来看，正面反面都掂量一遍。",
-        },
-        "critical|weighed|all its sides|dialectic|批判|辩证|分析",
-    ),
-    "advise": Need(
-        "rational",
-        {
-            "en": "You want advice that really helps with the present trouble.",
-            "zh": "你想要一个真正用得上的主意，好把眼前这一关过去。",
-        },
-        "advice|建议",
-    ),
-    "explain": Need(
-        "rational",
-        {
-            "en": "You want to understand why the other person acted so.",
-            "zh": "你想弄明白那个人当时为什么要那样做。",
-        },
-        "why the other|other person|others? acted|reasons? of|其他人物|他人|别人这么做",
-    ),
-    "reflect": Need(
-        "rational",
-        {
-            "en": "You want to be guided to look at yourself and to grow.",
-            "zh": "你想有人引着你看看自己，从这件事里长进一点。",
-        },
-        "look at yourself|self-reflect|to grow|反思|成长",
-    ),
-    "praise": Need(
-        "emotional",
-        {
-            "en": "You want sincere praise for what you did.",
-            "zh": "你想有人真心夸一夸你做过的那些具体的事。",
-        },
-        "praise|夸|赞",
-    ),
-    "listen": Need(
-        "emotional",
-        {
-            "en": "You want somebody to listen while you let it out.",
-            "zh": "你想有人耐心听你把憋着的话全倒出来。",
-        },
-        "listen|倾听",
-    ),
-    "empathise": Need(
-        "emotional",
-        {
-            "en": "You want your feeling to be felt deeply, not simply soothed.",
-            "zh": "你想有人深深懂得你心里的滋味，而不只是劝你几句。",
-        },
-        "empath|felt deeply|共情",
-    ),
-    "side": Need(
-        "emotional",
-        {
-            "en": "You did nothing wrong, and you want that to be said.",
-            "zh": "你没有做错什么，也没有责任，你想让对方也这么认为。",
-        },
-        "nothing wrong|not at fault|no fault|not to blame|责任|没有错",
-    ),
+# The eight hidden needs (RLVER, Table 5; SAGE calls them intentions): what a person wants from a
+# talk, but does not say. A profile has the name of one in `need` and its sentence in `task`.
+# {need: {language: its sentence}}
+RATIONAL = {
+    "analyse": {
+        "en": "You want the problem weighed critically, from all its sides.",
+        "zh": "你想有人陪你把这件事掰开来看，正面反面都掂量一遍。",
+    },
+    "advise": {
+        "en": "You want advice that really helps with the present trouble.",
+        "zh": "你想要一个真正用得上的主意，好把眼前这一关过去。",
+    },
+    "explain": {
+        "en": "You want to understand why the other person acted so.",
+        "zh": "你想弄明白那个人当时为什么要那样做。",
+    },
+    "reflect": {
+        "en": "You want to be guided to look at yourself and to grow.",
+        "zh": "你想有人引着你看看自己，从这件事里长进一点。",
+    },
 }
-
-
-def need_of(task, need=""):
-    """(name of the need, "rational" | "emotional") of a profile: by its `need`, if that names one,
-    as in our profiles; else by the words of its `task`. ("other", "other") if it is none of the
-    eight."""
-    if need in NEEDS:
-        return need, NEEDS[need].kind
-    # "explain" is tried first: its released task is to analyse (分析) why the others (其他人物) acted
-    # so, which has the words of "analyse", too.
-    for name in ("explain", *NEEDS):
-        if re.search(NEEDS[name].words, task or "", re.IGNORECASE):
-            return name, NEEDS[name].kind
-    return "other", "other"
-
-
-def hidden_need(profile):
-    """The need of this person in words, to be printed after a dialogue."""
-    name, _ = need_of(profile.task, profile.need)
-    return f"The hidden need ({name}), at which the user only hinted: {profile.task}"
+EMOTIONAL = {
+    "praise": {
+        "en": "You want sincere praise for what you did.",
+        "zh": "你想有人真心夸一夸你做过的那些具体的事。",
+    },
+    "listen": {
+        "en": "You want somebody to listen while you let it out.",
+        "zh": "你想有人耐心听你把憋着的话全倒出来。",
+    },
+    "empathise": {
+        "en": "You want your feeling to be felt deeply, not simply soothed.",
+        "zh": "你想有人深深懂得你心里的滋味，而不只是劝你几句。",
+    },
+    "side": {
+        "en": "You did nothing wrong, and you want that to be said.",
+        "zh": "你没有做错什么，也没有责任，你想让对方也这么认为。",
+    },
+}
+NEEDS = RATIONAL | EMOTIONAL

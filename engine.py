@@ -315,3 +315,13 @@ class TorchEngine:
         uniform = torch.tensor(draws, dtype=torch.float64, device=cdf.device)  # [R, 1]
         tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)  # [R, 1]
         return tokens.clamp(max=cdf.shape[-1] - 1)  # a draw next to 1 may be rounded to the end
+
+
+# ------------------------------------------------------------------------------------ the other engine
+
+
+def make_vllm_engine(path, stop_id, **settings):
+    """A vllm_engine.VllmEngine, with the arguments of that class."""
+    from vllm_engine import VllmEngine  # here, because most machines have no vLLM
+
+    return VllmEngine(path, stop_id, **settings)

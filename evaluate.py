@@ -11,9 +11,9 @@ The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 
 Scores can be compared only within one simulator: with another model behind the same users, SAGE saw
 the same dialogues shift by 20 points (SAGE appendix B).
 
-From top to bottom: the dialogues and their lines in the result file; where results go; the scores
-of a file, and two files compared; what the flags ask for. partners.py chooses the policy and its
-users.
+From top to bottom: the benchmark; where its results go; the scores of a file, and two files
+compared; what the flags ask for. policy_and_users.py loads the policy and its users,
+support/results.py has the lines of result files.
 """
 
 from support import files
@@ -22,9 +22,9 @@ from support.errors import MAX_LOST, BadInput, TooManyLost
 from support.metrics import score_summary, scores_by, signs, signs_in_words
 from support.report import print_table
 from support.results import (
-    analysis_in,
     describe,
-    differences,
+    finished_users,
+    line_of_result,
     parts_of,
     read_results,
     refuse_mixed,
@@ -43,8 +43,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from emotion import BENCHMARK, emotion_level
-from partners import add_flags_of_talk, who_talks
+from emotion import BENCHMARK
+from policy_and_users import add_flags_of_talk, newest_run, who_talks
 from rollout import SEEDS, rollout
 from simulator import EMOTION_SCHEMA
 
@@ -54,14 +54,14 @@ from simulator import EMOTION_SCHEMA
 async def hold_benchmark(policy, simulator, users, settings, path, finished_ids):
     """Hold the dialogues of all `users` except `finished_ids` at once; each is appended to the file
     `path` when it ends. settings: all that decides the results; each line holds them. Returns the
-    rows of `rollout` for the lost dialogues."""
+    rows of `rollout` for the dialogues that were dropped."""
     # The number of a user counts the finished ones too, so a continued evaluation draws the random
     # numbers that an uninterrupted one would have drawn.
     todo = {n: user for n, user in enumerate(users) if user.id not in finished_ids}
     if todo:
         await simulator.check()
     with tqdm(total=len(todo), desc="benchmark", unit="dialogue") as bar:
-        _, lost = await rollout(
+        _, drops = await rollout(
             simulator,
             todo,
             1,
@@ -69,80 +69,14 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
             replace(BENCHMARK, start=settings["start"], max_turns=settings["max_turns"]),
             name="benchmark",
             bar=bar,
-            on_end=lambda episode, user: files.append_line(path, row_of(episode, user, settings)),
+            on_end=lambda episode, user: files.append_line(
+                path, line_of_result(episode, user, settings, EMOTION_SCHEMA)
+            ),
         )
-    return lost
-
-
-def row_of(episode, user, settings):
-    """One dialogue as a line of the result file: in the format of SAGE's released files, with what
-    is ours under "rlver"."""
-    profile = user.profile
-    history = [{"role": "user", "content": episode.first_line, "emotion-point": settings["start"]}]
-    # The user has a thought for each line that its model made. The first line is one of these,
-    # unless the profile brings its own; SAGE's format has no place for the thought behind it.
-    thoughts = user.thoughts if profile.first_talk else user.thoughts[1:]
-    for i, turn in enumerate(episode.turns):
-        keys = ("thought", "change", "emotion", "analysis")
-        ours = {key: getattr(turn, key) for key in keys}
-        history.append({"role": "assistant", "content": turn.reply, "rlver": ours})
-        if turn.user is not None:  # only the last reply may have no answer
-            history.append(message_of_user(turn, thoughts[i]))
-    keys = ("player", "scene", "topic", "task", "need", "target")
-    return {
-        "id": profile.id,
-        "emo_point": episode.emotion,
-        "emo_state": emotion_level(episode.emotion),
-        **{key: getattr(profile, key) for key in keys},
-        "character": profile.main_cha,
-        "history": history,
-        "rlver": {
-            **settings,
-            "ended": episode.ended,
-            "traits": profile.cha_group,
-            "cut": episode.cut,
-        },
-    }
-
-
-def message_of_user(turn, thought):
-    """The user's answer in a turn, as a message of the history. thought: the one behind it."""
-    analysis = analysis_in(turn.analysis, EMOTION_SCHEMA)
-    return {
-        "role": "user",
-        "content": turn.user,
-        "thinking": thought,
-        "emotion-point": turn.emotion,
-        "planning": {
-            "activity": analysis["activity"],
-            "TargetCompletion": analysis["target_completion"],
-            "content": analysis["content"],
-            "analyse": analysis["analysis"],
-            "change": turn.change,
-        },
-    }
+    return drops
 
 
 # --------------------------------------------------------------------------------- where results go
-
-
-def finished_users(path, settings):
-    """The ids of the users whose dialogues the result file `path` holds. Half a line at its end is
-    cut off. Raises BadInput if they were made with other settings, or if the file holds no results;
-    then nothing is cut."""
-    begin = b"no file"  # but a pipe or a device, from which nothing can be read again
-    if path.is_file():
-        with open(path, "rb") as file:
-            begin = file.read(7)
-    if not b'{"id": '.startswith(begin):  # as `row_of` begins
-        raise BadInput(f"{path}: holds no results; choose another --out")
-    # None: no line is there, or half a line
-    _, row, _ = next(files.read_jsonl(path), (1, None, ""))
-    found = differences(row.get("rlver", {}) if row else settings, settings)
-    if found:
-        raise BadInput(f"{path}: holds other results ({found}); move it, or use another --out")
-    files.cut_unfinished_line(path)
-    return {row["id"] for row in read_results(path)} if files.size_of(path) else set()
 
 
 def default_path(policy):
@@ -153,28 +87,20 @@ def default_path(policy):
     return Path("results") / (re.sub(r"\W+", "-", policy.label).strip("-") + ".jsonl")
 
 
-def newest_run():
-    """The directory of the newest finished run in runs/. Raises BadInput."""
-    summaries = list(Path("runs").glob("*/summary.json"))
-    if not summaries:
-        raise BadInput("no finished run in runs/; name a policy with --policy")
-    return str(max(summaries, key=os.path.getmtime).parent)
-
-
 # ---------------------------------------------------------------------- the scores of a result file
 
 
-def score(path, anyway=False, ids=None, lost=0):
+def score(path, anyway=False, ids=None, drops=0):
     """Every table of one result file, as a dict. anyway: average different simulators, too. ids: of
-    the users that count (default: all in the file); lost: how many of them have no dialogue there.
+    the users that count (default: all in the file); drops: how many of them have no dialogue there.
     Raises BadInput for a file without a usable line, or with several simulators in it."""
-    rows = [row for row in read_results(path) if ids is None or row["id"] in ids]
+    rows = [row for row in read_results(path) if ids is None or row["profile_id"] in ids]
     if not anyway:
         refuse_mixed(rows, path)
-    return tables_of(rows, path, lost)
+    return tables_of(rows, path, drops)
 
 
-def tables_of(rows, path, lost=0):
+def tables_of(rows, path, drops=0):
     """The tables of `score` for these rows of `read_results`."""
     made_by = rows[0]["made_by"]
     turns = [turn for row in rows for turn in row["turns"]]
@@ -193,7 +119,7 @@ def tables_of(rows, path, lost=0):
         "positive": 100 * np.mean(np.array(changes) > 0) if changes else None,
         "by": {name: scores_by(name, rows) for name in parts_of(rows)},
         "signs": signs([[turn["reply"] for turn in row["turns"]] for row in rows]),
-        "lost": lost,
+        "lost": drops,
     }
 
 
@@ -225,9 +151,9 @@ def compare(path_before, path_after, ids=None, draws=10_000):
 
     The interval is the 2.5 to 97.5 percentile of a bootstrap over users. p: sign flips of the
     users' differences, two-sided. Raises BadInput."""
-    scored = [read_results(path) for path in (path_before, path_after)]
-    refuse_mixed([row for rows in scored for row in rows], "--compare")
-    finals = [{row["id"]: row["final"] for row in rows} for rows in scored]
+    sides = [read_results(path) for path in (path_before, path_after)]
+    refuse_mixed([row for rows in sides for row in rows], "--compare")
+    finals = [{row["profile_id"]: row["final"] for row in rows} for rows in sides]
     common = finals[0].keys() & finals[1].keys()
     ids = sorted(common if ids is None else common & ids)
     n = len(ids)
@@ -239,7 +165,7 @@ def compare(path_before, path_after, ids=None, draws=10_000):
     rng = np.random.default_rng(0)
     samples = gains[rng.integers(n, size=(draws, n))]
     low, high = np.percentile(samples.mean(1), [2.5, 97.5]).tolist()
-    made_before, made_after = (rows[0]["made_by"] for rows in scored)
+    made_before, made_after = (rows[0]["made_by"] for rows in sides)
     return {
         "a": path_before,
         "b": path_after,
@@ -342,38 +268,38 @@ def run_benchmark(args):
     path.parent.mkdir(parents=True, exist_ok=True)
     # a path that cannot be written must be refused before the first dialogue
     path.touch()
-    held_lock = files.lock(path)  # so that no other process writes to it
+    lock = files.lock(path)  # so that no other process writes to it
     try:
-        finished = finished_users(path, settings)
-        lost = asyncio.run(hold_benchmark(policy, simulator, users, settings, path, finished))
+        finished_ids = finished_users(path, settings)
+        drops = asyncio.run(hold_benchmark(policy, simulator, users, settings, path, finished_ids))
     finally:
-        os.close(held_lock)
-    for row in lost:
+        os.close(lock)
+    for row in drops:
         print(
             f"evaluate.py: {row['profile_id']} is missing: {row['reason']}; run the same command "
             "again to fill it in",
             file=sys.stderr,
         )
-    if len(lost) == len(users):
+    if len(drops) == len(users):
         raise TooManyLost(f"{path}: all {len(users)} dialogues are lost")
     ids = {user.id for user in users}
-    result = score(path, args.anyway, ids, len(lost))
+    result = score(path, args.anyway, ids, len(drops))
     print_score(result)
     print(f"results: {path}")
     write_tables(args, result)
     # If more than a fifth is missing, the score cannot be trusted, and the exit code is an error.
-    if len(lost) > MAX_LOST * len(users):
-        raise TooManyLost(f"{len(lost)} of {len(users)} dialogues are lost, and not in the score")
+    if len(drops) > MAX_LOST * len(users):
+        raise TooManyLost(f"{len(drops)} of {len(users)} dialogues are lost, and not in the score")
     return ids
 
 
 def run_scores(args):
     """Print the tables of the result files that --score names."""
-    scored = [score(path, args.anyway) for path in args.score]
-    for result in scored:
+    results = [score(path, args.anyway) for path in args.score]
+    for result in results:
         print_score(result)
     # --json writes the tables of one file as an object, those of several as a list
-    write_tables(args, scored[0] if len(scored) == 1 else scored)
+    write_tables(args, results[0] if len(results) == 1 else results)
 
 
 def run_comparison(args, before, after, ids=None):
@@ -401,8 +327,8 @@ def make_parser():
         "it measures the newest run in runs/.",
     )
     add = parser.add_argument
-    text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL (default: "
-    add("--policy", help=f"{text}the newest run)")
+    text = "a run, a checkpoint, a model directory or name, toy, or openai:MODEL@URL"
+    add("--policy", help=f"{text} (default: the newest run)")
     add_flags_of_talk(parser)
     add("--out", metavar="FILE", help="result file (default: in the run's directory or results/)")
     one_of = parser.add_mutually_exclusive_group().add_argument

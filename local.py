@@ -1,5 +1,10 @@
-"""local.py - language models in this process without training: a policy to be measured, a model
-behind a user or a judge (LocalModel), a model whose next word is read (LocalReader).
+"""local.py - language models in this process that are not trained:
+
+    load_engine               a policy that is evaluated, or the model of a LocalModel
+    load_local, LocalModel    the model behind the users, or a judge: it answers prompts
+    LocalReader               the model of a reader (reader.py): the next word is read
+
+(Models on a server: support/servers.py.)
 """
 
 from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, key_of_call
@@ -23,9 +28,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig
 
-from engine import TorchEngine
+from engine import TorchEngine, make_vllm_engine
 from policy import pack, tree_mask
 from rollout import Episode, Segment
+
+# --------------------------------------------------------------------------------- a model that samples
 
 
 def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat):
@@ -49,15 +56,26 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     with naming(f"{prefix}{path}"):
         chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
     if kind == "vllm":
-        from vllm_engine import VllmEngine  # here, because most machines have no vLLM
-
-        engine = VllmEngine(path, chat.stop_id, temperature, context=context, dtype=torch.bfloat16)
-        return engine, chat, context
+        settings = {"context": context, "dtype": torch.bfloat16}
+        return (
+            make_vllm_engine(path, chat.stop_id, temperature=temperature, **settings),
+            chat,
+            context,
+        )
     engine = TorchEngine(model, chat.stop_id, temperature, share=True)
     # two tokens: some architectures do not take the engine's cache, or its mask
     with naming(f"{prefix}{path}: cannot be sampled from"):
         asyncio.run(engine.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))
     return engine, chat, context
+
+
+# ------------------------------------------------------------------ for users and judges: it answers
+
+
+def load_local(path, temperature, flag="--simulator"):
+    """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel.
+    Raises BadInput. flag: the one that named it, for messages."""
+    return LocalModel(path, *load_engine(path, temperature, f"{flag} local:"), temperature)
 
 
 @dataclass
@@ -78,8 +96,8 @@ class LocalModel:
         The key of the call is the seed. With one generator for all calls an answer would depend on
         the order of the calls, and a resumed run would be another run."""
         ids = self.chat.first_prompt(prompt) + self.chat.opening
-        left = self.context - len(ids)
-        if left < 1:
+        room = self.context - len(ids)  # for the answer
+        if room < 1:
             raise PromptRefused(
                 f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
                 f"its context of {self.context}"
@@ -87,20 +105,17 @@ class LocalModel:
         rng = np.random.default_rng(int(key_of_call.get("0"), 16))
         # key: names a dialogue whose tokens the engine keeps for its next turn. Here each call is
         # a prompt of its own, so there is nothing to keep.
-        sampled, _ = await self.engine.generate(ids, min(left, self.most_tokens), rng, key=None)
-        has_ended = sampled[-1] in self.chat.stop_ids
-        answer = Answer(self.chat.decode(sampled[:-1] if has_ended else sampled))
-        answer.tokens, answer.cut = len(sampled), not has_ended
+        tokens, _ = await self.engine.generate(ids, min(room, self.most_tokens), rng, key=None)
+        has_ended = tokens[-1] in self.chat.stop_ids
+        answer = Answer(self.chat.decode(tokens[:-1] if has_ended else tokens))
+        answer.tokens, answer.cut = len(tokens), not has_ended
         answer.problem = "" if has_ended else CUT
         if answer.thinks:
             self.most_tokens = MAX_THINKING_TOKENS
         return answer
 
 
-def load_local(path, temperature, flag="--simulator"):
-    """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel.
-    Raises BadInput. flag: the one that named it, for messages."""
-    return LocalModel(path, *load_engine(path, temperature, f"{flag} local:"), temperature)
+# ----------------------------------------------------------------- for a reader: its next word is read
 
 
 class LocalReader:

@@ -37,7 +37,7 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from engine import TorchEngine
+from engine import TorchEngine, make_vllm_engine
 from policy import Batch, Critic, Policy, dummy_batch, pack, recompute_activations
 from ppo import kl_penalty, log_probs_of, logp_gap
 from rollout import SEEDS, Episode, Segment
@@ -106,10 +106,8 @@ class Models:
         if cfg.engine == "torch":
             self.engine = TorchEngine(model, self.chat.stop_id, device=self.device, **of_engine)
         else:
-            from vllm_engine import VllmEngine  # here, because most runs do without vLLM
-
             of_engine |= {"context": self.context, "memory_share": cfg.engine_memory}
-            self.engine = VllmEngine(source, self.chat.stop_id, seed=cfg.seed, **of_engine)
+            self.engine = make_vllm_engine(source, self.chat.stop_id, seed=cfg.seed, **of_engine)
 
         # 3. Policy, critic and reference. tensors: what `gather` has collected, or None.
         tensors = load_tensors(checkpoint / "trainer.pt") if checkpoint else None

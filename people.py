@@ -1,15 +1,14 @@
 """people.py - who the users are: profiles, and the split into training and held-out users (SAGE
-2.1; RLVER 2.1); and replies of known quality to some of them.
+2.1; RLVER 2.1).
 
-From top to bottom: a person; files of people, and the toy's; the people of a step; known
-replies; the people that a simulator can play.
+From top to bottom: a person; files of people, and the toy's; the people of a run; the people of a
+step.
 """
 
-from support.answers import PROMPTS
-from support.command_line import SCRIPTED
 from support.errors import BadInput
-from support.files import parse_json, read_json, read_jsonl, read_text
+from support.files import read_json, read_jsonl
 
+import itertools
 import random
 import re
 from dataclasses import MISSING, dataclass, fields
@@ -103,8 +102,8 @@ def toy_profiles(split, count=None):
     return [Profile(**row) for row in world.profiles(split, count)]
 
 
-def users_of_run(paths, held_out, simulator_name):
-    """(the users to train on, the held-out users, at most `held_out` of them). paths: the files of
+def users_of_run(paths, eval_size):
+    """(the users to train on, the held-out users, at most `eval_size` of them). paths: the files of
     --profiles, if there are any.
 
         --profiles       to train on       held out
@@ -117,13 +116,7 @@ def users_of_run(paths, held_out, simulator_name):
     training users says nothing about others. Raises BadInput, also for two files that share
     users."""
     if not paths:
-        if simulator_name not in SCRIPTED:  # the toy's users are for the scripted ones alone
-            raise BadInput(
-                f"--simulator {simulator_name}: name its users with --profiles; 40 people are in "
-                "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
-                "ones are train_profile.jsonl and test_profile.jsonl"
-            )
-        return toy_profiles("train"), toy_profiles("heldout", held_out)
+        return toy_profiles("train"), toy_profiles("heldout", eval_size)
     if len(paths) > 2:
         raise BadInput("--profiles takes one file, or two: for training and held out")
     train, *test = map(load_profiles, paths)
@@ -132,18 +125,20 @@ def users_of_run(paths, held_out, simulator_name):
         mixed = random.Random(0).sample(train, len(train))
         # Every fifth persona of a list that is sorted by need: so all needs are among them.
         personas = list({user.player: 0 for user in sorted(mixed, key=lambda user: user.need)})
-        drawn = personas[:: max(5, -(-len(train) // held_out))]
-        test = [user for user in mixed if user.player in drawn]  # whatever --eval-size cuts off
-        train = [user for user in train if user.player not in drawn]
+        test_personas = personas[:: max(5, -(-len(train) // eval_size))]
+        test = [user for user in mixed if user.player in test_personas]  # --eval-size cuts below
+        train = [user for user in train if user.player not in test_personas]
+        if not train:
+            raise BadInput(
+                f"--profiles {paths[0]}: two personas or more are needed, to hold one out"
+            )
     shared = {user.id for user in train} & {user.id for user in test}
-    test = test[:held_out]
-    check_playable(simulator_name, train + test)
-    if shared or not train:
+    if shared:
         raise BadInput(
-            f"--profiles {' '.join(paths)}: users to train on and users held out must be different "
-            f"people, of two personas or more; in both: {', '.join(sorted(shared)[:5]) or 'nobody'}"
+            f"--profiles {' '.join(paths)}: the users held out must be different people than those "
+            f"to train on; these are in both files: {', '.join(sorted(shared)[:5])}"
         )
-    return train, test
+    return train, test[:eval_size]
 
 
 def refuse_other_heldout(out, users):
@@ -157,8 +152,8 @@ def refuse_other_heldout(out, users):
         )
 
 
-def profiles_of_step(people, count, seed, step):
-    """The `count` people of a training step (steps count from 1). The needs take turns: with two
+def profiles_of_step(people, size, seed, step):
+    """The `size` people of a training step (steps count from 1). The needs take turns: with two
     needs, one person of the first, one of the second, the next one of the first, and so on, over
     all steps. The people of a need are shuffled anew whenever all of them have had their turn.
     People whose need is not named count as one need.
@@ -168,45 +163,12 @@ def profiles_of_step(people, count, seed, step):
     of_need = {}  # {need: its people}
     for person in people:
         of_need.setdefault(person.need, []).append(person)
-    groups = list(of_need.values())
-    chosen = []
-    for i in range((step - 1) * count, step * count):
-        visit, n = divmod(i, len(groups))
-        group = groups[n]
-        epoch, place = divmod(visit, len(group))
-        rng = random.Random(f"{seed} {epoch}{group[0].need}")
-        chosen.append(rng.sample(group, len(group))[place])
-    return chosen
+    rounds = zip(*[endless(group, seed) for group in of_need.values()])  # a person of each need
+    visits = itertools.chain.from_iterable(rounds)  # of all steps
+    return list(itertools.islice(visits, (step - 1) * size, step * size))
 
 
-def known_replies(used):
-    """The rows of prompts/replies.jsonl that are `used` for "weights", "test" or "fitness", each
-    with the "profile" of the person who hears it, and the "dialogue" that ends with it."""
-    written = load_profiles(PROMPTS / "profiles/en_test.jsonl")
-    people = toy_profiles("train") + toy_profiles("heldout") + written
-    profiles = {profile.id: profile for profile in people}
-    lines = read_text(PROMPTS / "replies.jsonl").strip().split("\n")
-    rows = [row for row in map(parse_json, lines) if row["used"] == used]
-    for row in rows:
-        row["profile"] = profile = profiles[row["user"]]
-        if "line" not in row:  # to a person of the toy
-            scene = world.read_scene(profile.scene, profile.task)
-            row["line"] = world.users_line(0, scene.story, scene.cues, "Emotion-C")
-        replies = [{"speaker": "friend", "text": text} for text in [*row["earlier"], row["reply"]]]
-        row["dialogue"] = [{"speaker": "me", "text": row["line"]}, *replies]
-    return rows
-
-
-# -------------------------------------------------------------------------------- who can play whom
-
-
-def check_playable(simulator_name, profiles):
-    """Raise BadInput if this simulator cannot play one of `profiles`. A language model can play
-    everybody; the scripted users can play only the toy's people."""
-    if simulator_name not in SCRIPTED:
-        return
-    for profile in profiles:
-        try:
-            world.read_scene(profile.scene, profile.task)
-        except world.NotOfThisWorld as error:
-            raise BadInput(f"profile {profile.id!r}: {error}") from None
+def endless(group, seed):
+    """The people of one need, again and again, each time in another order."""
+    for epoch in itertools.count():
+        yield from random.Random(f"{seed} {epoch}{group[0].need}").sample(group, len(group))

@@ -31,31 +31,47 @@ def make_simulator(
     local:DIR; None where only a reader is asked. flag: the flag that named it, for messages;
     reader: the name of the model that hears for the user; template_args: for its chat template;
     retries: of Simulator; shared: a Caller's log and clock. Raises BadInput."""
-    kind, model, url = split_name(name or "toy")
     if name in SCRIPTED and lang != "en":
         raise BadInput(f"--lang {lang}: the scripted user of {flag} {name} speaks English only")
     if name in (None, *SCRIPTED):
         llm = world.ScriptedModel(difficulty, weak=name == "toy-weak")
-    elif kind == "openai":
-        llm = ServerModel(model, url, temperature, timeout)
-    elif kind == "local" and model:
-        from local import load_local  # here, because it loads torch
-
-        llm = load_local(model, temperature, flag)
     else:
-        raise BadInput(
-            f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
-        )
+        llm = language_model(name, flag, temperature, timeout)
     make = Simulator
     if reader:
-        from reader import ReadSimulator, make_reader  # here, because most runs have none
+        from reader import WORDS, Reader, ReadSimulator  # here, because most runs have none
 
-        of_reader = {**shared, "concurrency": concurrency}
-        hearing_model = make_reader(reader, lang, difficulty, timeout, template_args, **of_reader)
+        if difficulty != "vanilla":
+            raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
+        source = language_model(reader, "--reader", 1.0, timeout, template_args, WORDS[lang])
+        hearing_model = Reader(source, lang, concurrency=concurrency, **shared)
         make = partial(ReadSimulator, reader=hearing_model)
-    if kind == "openai":  # a script never waits, and an engine has a queue of its own
+    # a script never waits, and an engine has a queue of its own
+    if (name or "").startswith("openai:"):
         shared["concurrency"] = concurrency
     return make(llm, lang=lang, difficulty=difficulty, retries=retries, **shared)
+
+
+def language_model(name, flag, temperature, timeout, template_args=None, words=None):
+    """The language model `name`, openai:MODEL@URL or local:DIR. words: of a reader's model, those
+    whose log-probs it returns. Raises BadInput. flag: the one that named it, for messages."""
+    kind, model, url = split_name(name)
+    if kind == "openai":
+        return ServerModel(model, url, temperature, timeout, template_args)
+    if kind != "local" or not model:
+        choose = "give" if words else f"choose {', '.join(SCRIPTED)},"
+        raise BadInput(f"{flag} {name}: unknown; {choose} openai:MODEL@URL or local:DIR")
+    if words:
+        return local_models().LocalReader(model, words, template_args)
+    return local_models().load_local(model, temperature, flag)
+
+
+def local_models():
+    """The module local. It is imported by the first call, because it loads torch: to print the
+    scores of a result file, evaluate.py needs no model."""
+    import local
+
+    return local
 
 
 def simulator_of_run(cfg, log, clock):
@@ -82,3 +98,25 @@ def digest_of_templates(policy, simulator):
     models = policy, model, getattr(reader, "source", None)
     chats = [getattr(one, "chat", None) for one in models]  # of a ServerModel it is a function
     return digest([chat.rendered for chat in chats if hasattr(chat, "rendered")])
+
+
+# -------------------------------------------------------------------------------- who can play whom
+
+
+def check_playable(simulator_name, profiles, unnamed=False):
+    """Raise BadInput if this simulator cannot play one of `profiles`. A language model can play
+    everybody, the scripted users only the toy's people. unnamed: no --profiles names these people,
+    so they are the toy's; then a language model is refused, too."""
+    if simulator_name not in SCRIPTED:
+        if unnamed:
+            raise BadInput(
+                f"--simulator {simulator_name}: name its users with --profiles; 40 people are in "
+                "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
+                "ones are train_profile.jsonl and test_profile.jsonl"
+            )
+        return
+    for profile in profiles:
+        try:
+            world.read_scene(profile.scene, profile.task)
+        except world.NotOfThisWorld as error:
+            raise BadInput(f"profile {profile.id!r}: {error}") from None

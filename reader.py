@@ -18,19 +18,17 @@ is fit:
     python -m tools.fitness --reader local:DIR
 """
 
-from support.answers import as_json, fill, load_prompt
+from support.answers import PROMPTS, as_json, fill, load_prompt
 from support.calls import Caller
-from support.command_line import print_folded, split_name
+from support.command_line import print_folded
 from support.errors import (
     MAX_LOST,
-    BadInput,
     BadModel,
     SimulatorFailed,
     TooManyLost,
     UnreadableAnswers,
 )
-from support.files import digest, parse_json
-from support.servers import ServerModel
+from support.files import digest, parse_json, read_jsonl
 
 import asyncio
 import json
@@ -40,8 +38,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from emotion import clamp_change, move_emotion
-from people import known_replies, story_of
+from people import load_profiles, story_of, toy_profiles
 from simulator import Simulator, User
+from toy import world
 
 # The words whose log-odds are read, "yes" first.
 WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
@@ -259,18 +258,18 @@ class Reader(Caller):
             )
 
 
-def make_reader(name, lang, difficulty, timeout, template_args, **shared):
-    """The Reader over the model `name`, openai:MODEL@URL or local:DIR. difficulty: of its users.
-    shared: a Caller's. Raises BadInput."""
-    kind, model, url = split_name(name)
-    if difficulty != "vanilla":
-        raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
-    if kind == "openai":
-        source = ServerModel(model, url, 1.0, timeout, template_args)
-    elif kind == "local" and model:
-        from local import LocalReader  # here, because it loads torch
-
-        source = LocalReader(model, WORDS[lang], template_args)
-    else:
-        raise BadInput(f"--reader {name}: unknown; give openai:MODEL@URL or local:DIR")
-    return Reader(source, lang, **shared)
+def known_replies(used):
+    """The rows of prompts/replies.jsonl that are `used` for "weights", "test" or "fitness", each
+    with the "profile" of the person who hears it, and the "dialogue" that ends with it."""
+    people = toy_profiles("train") + toy_profiles("heldout")
+    people += load_profiles(PROMPTS / "profiles/en_test.jsonl")
+    profiles = {profile.id: profile for profile in people}
+    rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] == used]
+    for row in rows:
+        row["profile"] = profile = profiles[row["user"]]
+        if "line" not in row:  # to a person of the toy
+            scene = world.read_scene(profile.scene, profile.task)
+            row["line"] = world.users_line(0, scene.story, scene.cues, "Emotion-C")
+        replies = [{"speaker": "friend", "text": text} for text in [*row["earlier"], row["reply"]]]
+        row["dialogue"] = [{"speaker": "me", "text": row["line"]}, *replies]
+    return rows

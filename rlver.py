@@ -20,6 +20,7 @@ from support import errors, ranks, report, rundir, settings
 from support.command_line import SCRIPTED
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
+from support.needs import hidden_need
 from support.report import dialogue_text, print_head, print_summary, progress
 
 import signal
@@ -31,11 +32,11 @@ from operator import attrgetter
 import torch
 from tqdm import tqdm
 
-from emotion import TRAINING, hidden_need
+from emotion import TRAINING
 from grpo import check_groups, grpo_update
 from models import Models
 from people import profiles_of_step, refuse_other_heldout, users_of_run
-from players import digest_of_templates, simulator_of_run
+from players import check_playable, digest_of_templates, simulator_of_run
 from policy import split_batch
 from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout
@@ -113,7 +114,8 @@ def set_up(run):
     is tried that could fail later."""
     cfg = run.cfg
     simulator = simulator_of_run(cfg, run.calls, run.clock)
-    users, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
+    users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
+    check_playable(cfg.simulator, users + heldout, unnamed=not cfg.profiles)
     refuse_other_heldout(run.path, heldout)
     # as in the released files: such users are new in their story alone
     if both := {user.player for user in users} & {user.player for user in heldout}:

@@ -34,11 +34,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from support.ranks import join_ranks
+from support.rundir import RunDir
 from support.settings import resolve_settings
 
 import numpy as np
 import torch
 
+import rlver
 from grpo import grpo_update
 from models import Models
 from policy import micro_batches
@@ -251,10 +253,6 @@ def last_line(text):
 
 def steps(place, out):
     """The three steps, without their checkpoints."""
-    from support.rundir import RunDir
-
-    import rlver
-
     RunDir.save = lambda self, *_: None
     return rlver.main(["--model", str(place), *END_TO_END.split(), "--out", str(out)])
 

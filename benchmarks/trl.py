@@ -84,7 +84,7 @@ def train_with_trl(run, cycles):
 
     cfg = run.cfg
     simulator = simulator_of_run(cfg, run.calls, run.clock)
-    training, heldout = users_of_run(cfg.profiles, cfg.eval_size, cfg.simulator)
+    training, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     m = Models(cfg, None, run.start_file, run.clock, run.runner)
     users = cfg.batch_size // cfg.group_size
     torch_engine = m.engine

@@ -12,6 +12,7 @@ from support.command_line import fold, print_folded, scripted_notice
 from support.errors import BadInput
 from support.files import read_json, read_jsonl, write_file
 from support.metrics import column, scores_by, warnings_of
+from support.needs import need_of
 from support.rundir import checkpoints, metrics_of, scale_of_run
 
 import io
@@ -22,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from emotion import BENCHMARK, need_of, scale_in_words
+from emotion import BENCHMARK, scale_in_words
 
 # --------------------------------------------------------------------------------- on the terminal
 

@@ -1,18 +1,69 @@
-"""support/results.py - reads what runs and evaluations leave: result files with the settings of
-their evaluations, and logs of dialogues. (evaluate.py scores and compares the results; SAGE's files
-are read by tools/sage.py.)
+"""support/results.py - what runs and evaluations leave: the lines of result files, written and read,
+with the settings of their evaluations; logs of dialogues, read. (evaluate.py scores and compares
+the results; SAGE's files are read by tools/sage.py.)
 """
 
 from support.answers import read_answer
 from support.command_line import scripted_notice
 from support.errors import BadInput
-from support.files import parse_json, read_jsonl
+from support.files import cut_unfinished_line, parse_json, read_jsonl, size_of
+from support.needs import need_of
 
 import re
 
-from emotion import TRAINING, need_of, scale_in_words
+from emotion import TRAINING, emotion_level, scale_in_words
 
-# ------------------------------------------------------------------------------------- result files
+# ------------------------------------------------------------------------- the lines of result files
+
+
+def line_of_result(episode, user, settings, schema):
+    """One dialogue as a line of the result file: in the format of SAGE's released files, with what
+    is ours under "rlver". settings: of the evaluation; schema: of the answers to f_emo."""
+    profile = user.profile
+    history = [{"role": "user", "content": episode.first_line, "emotion-point": settings["start"]}]
+    # The user has a thought for each line that its model made. The first line is one of these,
+    # unless the profile brings its own; SAGE's format has no place for the thought behind it.
+    thoughts = user.thoughts if profile.first_talk else user.thoughts[1:]
+    for i, turn in enumerate(episode.turns):
+        keys = ("thought", "change", "emotion", "analysis")
+        ours = {key: getattr(turn, key) for key in keys}
+        history.append({"role": "assistant", "content": turn.reply, "rlver": ours})
+        if turn.user is not None:  # only the last reply may have no answer
+            history.append(message_of_user(turn, thoughts[i], schema))
+    keys = ("player", "scene", "topic", "task", "need", "target")
+    return {
+        "id": profile.id,
+        "emo_point": episode.emotion,
+        "emo_state": emotion_level(episode.emotion),
+        **{key: getattr(profile, key) for key in keys},
+        "character": profile.main_cha,
+        "history": history,
+        "rlver": {
+            **settings,
+            "ended": episode.ended,
+            "traits": profile.cha_group,
+            "cut": episode.cut,
+        },
+    }
+
+
+def message_of_user(turn, thought, schema):
+    """The user's answer in a turn, as a message of the history. thought: the one behind it."""
+    analysis = analysis_in(turn.analysis, schema)
+    return {
+        "role": "user",
+        "content": turn.user,
+        "thinking": thought,
+        "emotion-point": turn.emotion,
+        "planning": {
+            "activity": analysis["activity"],
+            "TargetCompletion": analysis["target_completion"],
+            "content": analysis["content"],
+            "analyse": analysis["analysis"],
+            "change": turn.change,
+        },
+    }
+
 
 # the groups of personas in the released files, and our names for them
 PERSONA_GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
@@ -35,12 +86,12 @@ def read_results(path, parse=None):
             if problem:
                 raise ValueError(problem)
             row = (parse or parse_result)(raw)
-            if row["id"] in rows:
-                raise ValueError(f"id {row['id']!r} stands in an earlier line already")
+            if row["profile_id"] in rows:
+                raise ValueError(f"id {row['profile_id']!r} stands in an earlier line already")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             lacks = f"it lacks {error}" if isinstance(error, KeyError) else error
             raise BadInput(f"{path}, line {number}: no result: {lacks}") from None
-        rows[row["id"]] = row
+        rows[row["profile_id"]] = row
     if not rows:
         raise BadInput(f"{path}: the file holds no result")
     return list(rows.values())
@@ -49,8 +100,8 @@ def read_results(path, parse=None):
 def parse_result(raw):
     """A line's object as a row:
 
-        id, profile_id  both are the user's id; a log of a run has the second name
-        final, reward   the final emotion; the same divided by 100, as in a log
+        profile_id      the user's id
+        final           the final emotion
         first_line      the user's first line
         turns           the policy's turns, a list of dicts: "reply", "user" (the line after it,
                         None at the end), "thought", "analysis", "change", "emotion"; a value that
@@ -81,10 +132,8 @@ def parse_result(raw):
     intention, kind = need_of(task, raw.get("need"))
     group = raw.get("character") or "other"
     return {
-        "id": raw["id"],
         "profile_id": raw["id"],
         "final": final,
-        "reward": final / 100,
         "first_line": history[0]["content"],
         "turns": turns,
         "start": made_by["start"],
@@ -136,6 +185,25 @@ def differences(made_by, settings):
     ).replace("chat_template", "the chat template's text, perhaps today's date:")
 
 
+def finished_users(path, settings):
+    """The ids of the users whose dialogues the result file `path` holds. Half a line at its end is
+    cut off. Raises BadInput if they were made with other settings, or if the file holds no results;
+    then nothing is cut."""
+    head = b"no file"  # but a pipe or a device, from which nothing can be read again
+    if path.is_file():
+        with open(path, "rb") as file:
+            head = file.read(7)
+    if not b'{"id": '.startswith(head):  # as `line_of_result` begins
+        raise BadInput(f"{path}: holds no results; choose another --out")
+    # None: no line is there, or half a line
+    _, row, _ = next(read_jsonl(path), (1, None, ""))
+    others = differences(row.get("rlver", {}) if row else settings, settings)
+    if others:
+        raise BadInput(f"{path}: holds other results ({others}); move it, or use another --out")
+    cut_unfinished_line(path)
+    return {row["profile_id"] for row in read_results(path)} if size_of(path) else set()
+
+
 def refuse_mixed(rows, where):
     """Raise BadInput unless all rows were made in the same conditions: who played the user, and the
     rules of the benchmark. Other scores do not compare."""
@@ -171,7 +239,7 @@ def what_scores_are(made_by):
     )
 
 
-# ---------------------------------------------------------------------------------- logs of a run
+# ------------------------------------------------------------------------------------ logs of a run
 
 
 def analysis_in(text, schema):
@@ -200,7 +268,8 @@ def reading_in(text):
 
 def recorded_dialogues(path, read=read_results):
     """The dialogues of a log (a run's dialogues.jsonl) or of a result file, as a list in the log's
-    form. Each has the emotion that it started from: the training's, if a log does not say it.
+    form. Each has the emotion that it started from: the training's, if a log does not say it. Each
+    has its final emotion, too: in a log it stands as "reward", divided by 100.
     read: of a result file. Raises BadInput."""
     with open(path, "rb") as file:
         is_result_file = b'"history"' in file.readline()
@@ -211,5 +280,5 @@ def recorded_dialogues(path, read=read_results):
     for number, row, problem in read_jsonl(path):
         if problem or not isinstance(row, dict) or needed - row.keys():
             raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl")
-        dialogues.append({"start": TRAINING.start, **row})
+        dialogues.append({"start": TRAINING.start, "final": round(100 * row["reward"]), **row})
     return dialogues

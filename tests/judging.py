@@ -14,7 +14,7 @@ from emotion import NEEDS
 from people import toy_profiles
 from tools.dialogues import load_dialogues
 from toy import world
-from toy.judge import ScriptedJudge, filled
+from toy.judge import ScriptedJudge, fill_in
 
 SCORES = {"ED": 4, "CI": 3, "SC": 2, "DG": 3, "SA": 5}
 ANSWER = {"scores": SCORES}
@@ -30,8 +30,8 @@ class Model:
         self.answer, self.prompts, self.url = answer, [], f"http://model-{len(MODELS)}"
         MODELS[self.url] = self
 
-    def at(self, name, url, temperature, timeout=60.0):
-        """The model as ServerModel(name, url, temperature, timeout)."""
+    def at(self, name, url, temperature, *_):
+        """The model as ServerModel(name, url, temperature, ...)."""
         self.name, self.temperature = name, temperature
         return self
 
@@ -49,7 +49,7 @@ class Model:
             return await (user if "<hidden_theme>" in prompt else ScriptedJudge())(prompt, schema)
         if isinstance(answer, str):
             return answer
-        rest = {key: filled(kind, 0, "x") for key, kind in schema.items() if key not in answer}
+        rest = {key: fill_in(kind, 0, "x") for key, kind in schema.items() if key not in answer}
         answer = {**answer, **rest, "code": world.code_in(prompt)}
         return json.dumps({key: answer[key] for key in schema})
 

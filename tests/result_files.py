@@ -10,7 +10,7 @@ from emotion import NEEDS
 # flags of short dialogues, and of a small run
 SHORT = ["--max-tokens", "4", "--max-turns", "2"]
 SMALL = ["--steps", "1", "--batch-size", "4", "--group-size", "2", *SHORT]
-TASKS = [need.task["en"] for need in NEEDS.values()]
+TASKS = [need["en"] for need in NEEDS.values()]
 
 
 def train(model, out, *flags):

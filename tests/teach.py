@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 import conftest  # first: it sets the path
 from local import LocalReader
-from people import known_replies
-from reader import Reader, ReadSimulator, ReadUser
+from reader import Reader, ReadSimulator, ReadUser, known_replies
 from toy import world
 
 YES_NO = ("yes", "no")

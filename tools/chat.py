@@ -9,6 +9,7 @@ few hundred words: "My sister forgot my birthday. I feel hurt.")
 
 from support.command_line import SCRIPTED, WIDTH, Parser, fold, scripted_notice
 from support.errors import BadInput
+from support.needs import hidden_need
 from support.results import analysis_in
 
 import asyncio
@@ -16,8 +17,8 @@ import secrets
 from dataclasses import replace
 from textwrap import indent
 
-from emotion import BENCHMARK, hidden_need, scale_in_words
-from partners import add_flags_of_talk, find_weights, load_policy, who_talks
+from emotion import BENCHMARK, scale_in_words
+from policy_and_users import add_flags_of_talk, find_weights, load_policy, who_talks
 from rollout import SEEDS, converse, read_reply
 from simulator import EMOTION_SCHEMA
 

@@ -56,12 +56,13 @@ def load_dialogues(path):
     for number, row in enumerate(recorded_dialogues(path), 1):
         if "raw" in row:  # a line of a result file, which has the person in it
             profile = person_in(row["raw"])
+            row["id"] = profile.id
         else:
             profile = profiles.get(row["profile_id"])
             if profile is None:
                 raise BadInput(f"{path}: user {row['profile_id']!r} is not among the profiles")
             row |= {"id": f"{profile.id}, line {number}", "task": profile.task}
-        row |= {"turns": visible_turns(row), "final": round(100 * row["reward"])}
+        row["turns"] = visible_turns(row)
         row |= {"made_by": config | row.get("made_by", {}), "profile": profile}
         dialogues.append(Dialogue(**row))
     if not any(dialogue.turns for dialogue in dialogues):

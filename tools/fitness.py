@@ -43,8 +43,8 @@ from itertools import product
 from tqdm.asyncio import tqdm
 
 from emotion import emotion_level
-from people import known_replies
 from players import make_simulator
+from reader import known_replies
 from tools.asking import open_call_log
 from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
 from tools.stats import auc, interval

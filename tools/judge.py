@@ -28,6 +28,7 @@ No score measures quality: judge and user are models. docs/measuring.md has the 
 from support.answers import Unreadable, as_json, read_answer
 from support.command_line import positive
 from support.errors import BadInput
+from support.needs import need_of
 from support.results import reading_in
 
 import contextlib
@@ -37,7 +38,7 @@ from pathlib import Path
 
 import numpy as np
 
-from emotion import SUCCESS, need_of
+from emotion import SUCCESS
 from simulator import EMOTION_SCHEMA
 from tools.asking import add_judge_flags, ask, ask_files, made_by
 from tools.dialogues import (

@@ -20,6 +20,7 @@ from support.calls import MAX_THINKING_TOKENS
 from support.command_line import SCRIPTED, Parser, fraction, natural, positive
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
+from support.needs import need_of
 from support.user_check import check_form
 
 import asyncio
@@ -32,7 +33,7 @@ from pathlib import Path
 
 from tqdm.asyncio import tqdm
 
-from emotion import NEEDS, need_of
+from emotion import NEEDS
 from people import Profile, load_profiles
 from players import make_simulator
 from simulator import User
@@ -110,7 +111,7 @@ def draw_drafts(count, lang, seed, split=0.0):
     topics, utterances, groups = (
         load_text(f"writer/{name}", lang).splitlines() for name in ("topics", "talk", "traits")
     )
-    needs = [(name, need.task[lang]) for name, need in NEEDS.items()]
+    needs = [(name, need[lang]) for name, need in NEEDS.items()]
     rng = random.Random(f"users {seed}")
     topics = rng.sample(topics, len(topics))
     tests, cut = 2 * size_of_test(count // 2, split), size_of_test(len(topics), split)

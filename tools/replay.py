@@ -27,9 +27,8 @@ import contextlib
 import numpy as np
 from tqdm.asyncio import tqdm
 
-from partners import USUAL_USER, user_label
-from people import check_playable
-from players import make_simulator
+from players import check_playable, make_simulator
+from policy_and_users import USUAL_USER, user_label
 from tools.asking import ask_files, made_by, open_call_log
 from tools.dialogues import (
     check_files,
@@ -178,11 +177,11 @@ def compare(rows, recorded, heard):
     of dialogues with the recorded score}."""
     same, found = [], []
     for row, before, after in zip(rows, recorded, heard):
-        same.append(final_score(row, after) == round(100 * row["reward"], 6))
+        same.append(final_score(row, after) == row["final"])
         if before != after or not same[-1]:
             found.append(
                 f"line {rows.index(row) + 1}, {row['profile_id']}: {before}, reward "
-                f"{row['reward']}; now {after}"
+                f"{row['final'] / 100}; now {after}"
             )
     share = mean(same)
     print(f"the same final score: {100 * share:.1f} % of {len(rows)} dialogues")

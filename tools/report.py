@@ -20,7 +20,7 @@ def draw_again(args):
     config = read_json(Path(args.path) / "config.json")
     if "algo" not in config:
         raise BadInput(f"{args.path}: there is no run here (config.json is missing or unreadable)")
-    _, people = users_of_run(config["profiles"], config["eval_size"], config["simulator"])
+    _, people = users_of_run(config["profiles"], config["eval_size"])
     refuse_other_heldout(Path(args.path), people)
     return 0 if draw(args.path, people) else 2
 

@@ -22,8 +22,8 @@ class ScriptedJudge:
 
     async def __call__(self, prompt, schema):
         tags = tags_of(prompt)
-        reworded = in_other_words(json.loads(tags.get("reply", '""')))
-        answer = filled(schema, share_of_good(tags), reworded or "scripted")
+        paraphrase = in_other_words(json.loads(tags.get("reply", '""')))
+        answer = fill_in(schema, share_of_good(tags), paraphrase or "scripted")
         return json.dumps({**answer, "code": code_in(prompt)})
 
 
@@ -39,11 +39,11 @@ def share_of_good(tags):
     return sum(good) / max(1, len(good))
 
 
-def filled(kind, share, text):
+def fill_in(kind, share, text):
     """A value of this kind of a schema. In a scale it stands at `share`, from 0, its lowest value,
     to 1, its highest; every string is `text`, every list empty."""
     if isinstance(kind, dict):
-        return {key: filled(inner, share, text) for key, inner in kind.items()}
+        return {key: fill_in(inner, share, text) for key, inner in kind.items()}
     if isinstance(kind, list):
         return []
     if kind is str:
@@ -56,17 +56,17 @@ def filled(kind, share, text):
 def in_other_words(reply):
     """The same sentences, each with another opening of its act. A sentence that is not in the
     grammar stays as it is."""
-    reworded = []
+    sentences = []
     for sentence in split_sentences(reply):
         act = act_of(sentence)
         openings = ACTS[act].openings if act else []
-        for used in openings:
-            if sentence.startswith(f"{used} "):
-                others = [opening for opening in openings if opening != used]
-                sentence = random.Random(sentence).choice(others) + sentence.removeprefix(used)
+        for opening in openings:
+            if sentence.startswith(f"{opening} "):
+                others = [other for other in openings if other != opening]
+                sentence = random.Random(sentence).choice(others) + sentence.removeprefix(opening)
                 break
-        reworded.append(sentence)
-    return " ".join(reworded)
+        sentences.append(sentence)
+    return " ".join(sentences)
 
 
 # The strategy of each kind of sentence (world.ACTS). "topic" changes the subject: no strategy.

@@ -279,13 +279,13 @@ def corpus_episode(turns, chat, think):
         visible = chat.text(reply) + [chat.stop_id]
         episode.segments.append(Segment(prompt))
         if think:
-            sampled = chat.text(f"<think>{thought}</think>{reply}") + [chat.stop_id]
+            reply_ids = chat.text(f"<think>{thought}</think>{reply}") + [chat.stop_id]
             branch = turn + 1
         else:
-            sampled, branch = visible, 0
+            reply_ids, branch = visible, 0
         # A segment with log-probs is trained. Their values, the engine's, are not read here.
-        log_probs = [0.0] * len(sampled)
-        episode.segments.append(Segment(sampled, branch=branch, log_probs=log_probs))
+        log_probs = [0.0] * len(reply_ids)
+        episode.segments.append(Segment(reply_ids, branch=branch, log_probs=log_probs))
         if think:  # what later turns see of this one
             episode.segments.append(Segment(visible))
     return episode

@@ -56,7 +56,7 @@ def profiles(split, count=None, seed=0):
     if count is None:
         count = {"train": 500, "heldout": 128}[split]
     names_of_needs = list(NEEDS)
-    made = []
+    rows = []
     for i in range(count):
         name = names_of_needs[i % len(NEEDS)]
         person = rng.choice(PEOPLE[split])
@@ -89,11 +89,11 @@ def profiles(split, count=None, seed=0):
             "scene": "\n".join(scene),
             "main_cha": group,
             "cha_group": traits,
-            "task": NEEDS[name].task["en"],
+            "task": NEEDS[name]["en"],
             "need": name,
         }
-        made.append(profile)
-    return made
+        rows.append(profile)
+    return rows
 
 
 # ---------------------------------------------------------------------------------- reading a reply
@@ -113,14 +113,14 @@ def split_sentences(text):
 
 def abstract(tokens):
     """The tokens with <p> in place of each person and <f> in place of each feeling."""
-    abstracted = []
+    classes = []
     for token in tokens:
         if token in PERSON_WORDS:
             token = "<p>"
         elif token in FEELING_WORDS:
             token = "<f>"
-        abstracted.append(token)
-    return abstracted
+        classes.append(token)
+    return classes
 
 
 @cache
@@ -212,14 +212,14 @@ def payoff(act, need, is_concrete, challenging):
 def is_repeated(sentences, earlier):
     """Is a sentence said twice in this reply, or was it said in an earlier one? Sentences are
     compared as tokens, because other capitals or spaces do not make a new sentence."""
-    heard = []
+    past = []
     for reply in earlier:
-        heard += [tokens_of(sentence) for sentence in split_sentences(reply)]
+        past += [tokens_of(sentence) for sentence in split_sentences(reply)]
     for sentence in sentences:
         tokens = tokens_of(sentence)
-        if tokens in heard:
+        if tokens in past:
             return True
-        heard.append(tokens)
+        past.append(tokens)
     return False
 
 
@@ -252,7 +252,7 @@ class Scene:
     need: str  # a key of NEEDS
 
 
-NEED_OF_THEME = {need.task["en"]: name for name, need in NEEDS.items()}
+NEED_OF_THEME = {need["en"]: name for name, need in NEEDS.items()}
 
 
 def read_scene(scene, task):
@@ -355,8 +355,8 @@ class ScriptedModel:
 
 def code_in(prompt):
     """The code that a prompt asks for, in its first line; "" if that was cut off."""
-    found = re.match("code: ([a-z]{4})\n", prompt)
-    return found[1] if found else ""
+    match = re.match("code: ([a-z]{4})\n", prompt)
+    return match[1] if match else ""
 
 
 # How a user begins a line, by the level of its emotion. At Emotion-F it leaves.

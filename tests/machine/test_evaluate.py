@@ -212,8 +212,8 @@ def test_two_files_that_share_users_are_refused(tmp_path):
     a, b, c = (str(profiles(tmp_path / f"{first}.jsonl", 4, first)) for first in (0, 3, 4))
     for names in ([a, b], [a, a]):
         with pytest.raises(BadInput, match="different people"):
-            users_of_run(names, 4, "toy")
-    assert list(map(len, users_of_run([a, c], 2, "toy"))) == [4, 2]
+            users_of_run(names, 4)
+    assert list(map(len, users_of_run([a, c], 2))) == [4, 2]
 
 
 # -------------------------------------------------------------------------------------- of how many

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from answering import coded, feeling, saying, tagged
-from people import known_replies
+from reader import known_replies
 from server import Loopback, completion, failure
 from tools import fitness
 

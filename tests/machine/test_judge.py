@@ -286,7 +286,8 @@ def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
     """Dialogues of a group and of every step are units of their own."""
     rows = []
     for d in recorded_dialogues(good):
-        keep = {k: d[k] for k in ("profile_id", "first_line", "turns", "ended", "reward")}
+        keep = {k: d[k] for k in ("profile_id", "first_line", "turns", "ended")}
+        keep["reward"] = d["final"] / 100
         rows += [{**keep, "step": step, "split": "train"} for step in (1, 2)]
     log = write(tmp_path / "dialogues.jsonl", rows)
     write_json("config.json", {"algo": "grpo", "simulator": "toy", "profiles": None})

@@ -20,10 +20,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evaluate
 import models
-import partners
 from conftest import SIZES, make_tiny_model
 from engine import TorchEngine
 from local import load_local
+from policy_and_users import find_weights, load_policy
 from runs import go, go_on, metrics, refuse
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -101,7 +101,7 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
 def policy_of(path):
     """The policy in a directory, as evaluate.py loads it without flags."""
     args = evaluate.make_parser().parse_args([])
-    return partners.load_policy(partners.find_weights(str(path), None), args)
+    return load_policy(find_weights(str(path), None), args)
 
 
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """tools/profiles.py: users that one makes oneself."""
 
 from support.answers import Unreadable, read_answer
+from support.needs import need_of
 
 import asyncio
 import json
@@ -10,8 +11,9 @@ from collections import Counter
 
 import pytest
 
-from emotion import NEEDS, need_of
-from people import check_playable, load_profiles
+from emotion import NEEDS
+from people import load_profiles
+from players import check_playable
 from result_files import write
 from runs import refuse, rows
 from simulator import Simulator
@@ -21,7 +23,7 @@ from tools.profiles import SCHEMAS, draw_drafts, write_users
 from toy.world import code_in
 
 WRITER = ("--writer", "openai:MODEL@URL")
-THEME = NEEDS["listen"].task["en"]
+THEME = NEEDS["listen"]["en"]
 
 
 async def scripted(prompt, schema):
@@ -55,9 +57,7 @@ def test_quotas_are_exact(count, split):
     assert abs(len(test) - split * count) <= 1
     assert not {draft["topic"] for draft in train} & {draft["topic"] for draft in test}
     for draft in train + test:
-        assert (
-            draft["task"] == NEEDS[draft["need"]].task["en"] and len(set(draft["cha_group"])) == 3
-        )
+        assert draft["task"] == NEEDS[draft["need"]]["en"] and len(set(draft["cha_group"])) == 3
 
 
 @pytest.mark.parametrize("lang", ["en", "zh"])
@@ -70,7 +70,7 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     sizes = [len(set(line.split(": ")[1].split(", "))) for line in traits]
     assert sizes == [10, 15, 13]  # as in the released script
     for name, need in NEEDS.items():
-        assert need_of(need.task[lang])[0] in (name, "other")
+        assert need_of(need[lang])[0] in (name, "other")
     asked_for = {"persona": {"main_cha", "traits", "talk"}, "scene": {"player", "topic", "task"}}
     for part, schema in SCHEMAS.items():  # all keys are asked for, and an echo is no answer
         prompt, layout = (load_text(f"writer/{name}", lang) for name in (part, f"{part}_layout"))

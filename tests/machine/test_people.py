@@ -3,6 +3,7 @@ have no hidden need. (The heart-to-heart people written by hand: test_profiles.p
 
 from support.answers import PROMPTS
 from support.errors import BadInput
+from support.needs import need_of
 from support.results import read_results
 
 import asyncio
@@ -14,7 +15,7 @@ import pytest
 import evaluate
 import rlver
 from answering import CHAINS, Model
-from emotion import NEEDS, need_of
+from emotion import NEEDS
 from people import load_profiles, profiles_of_step, toy_profiles, users_of_run
 from result_files import SHORT, measure, write
 from runs import go, output_of
@@ -63,13 +64,13 @@ def test_one_file_holds_out_all_needs_and_no_persona_twice(held_out, needs, time
     people = sorted(world.profiles("train", 120), key=lambda row: row["need"])
     rows = [{**row, "id": f"{row['id']}-{i}"} for i in range(times) for row in people]
     path = str(write(tmp_path / "p.jsonl", *rows))
-    train, test = users_of_run([path], held_out, "toy")
+    train, test = users_of_run([path], held_out)
     assert not {p.player for p in train} & {p.player for p in test}
     assert len({p.need for p in test}) * times >= needs and len(test) <= held_out
-    assert users_of_run([path], held_out, "toy") == (train, test)  # a resumed run has the same
+    assert users_of_run([path], held_out) == (train, test)  # a resumed run has the same
     path = str(write(tmp_path / "one.jsonl", *[{**row, "player": "Ann"} for row in rows[:6]]))
     with pytest.raises(BadInput, match="two personas or more"):
-        users_of_run([path], held_out, "toy")
+        users_of_run([path], held_out)
 
 
 def test_a_persona_in_both_files_is_said(tiny_dir, tmp_path, capfd):
@@ -156,7 +157,7 @@ def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
         rows = read_results(out)
         purposes = Counter(row["purpose"] for row in rows)
         assert purposes == {"chat with an aim": 12, "chat without aim": 12}
-        assert {row["id"] for row in rows} == {p.id for p in load_profiles(CHAT)}
+        assert {row["profile_id"] for row in rows} == {p.id for p in load_profiles(CHAT)}
         assert replay.main([str(flag) for flag in (out, *user)]) == 0
         assert measure(*flags, "--profiles", PROFILES / "en_test.jsonl") == 2
         assert "world chit-chat there, None here" in capsys.readouterr().err

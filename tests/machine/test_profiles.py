@@ -14,7 +14,8 @@ from itertools import combinations
 import pytest
 
 from emotion import NEEDS
-from people import check_playable, load_profiles
+from people import load_profiles
+from players import check_playable
 from simulator import Simulator, User
 from toy import world
 
@@ -42,7 +43,7 @@ def test_every_intention_is_played_and_none_dominates():
     score would say nothing about the rest. The English sentences are those of the toy, letter for
     letter, so that runs can be compared intention by intention."""
     tasks = {name: Counter(p.task for p in people) for name, people in PEOPLE.items()}
-    english = [need.task["en"] for need in NEEDS.values()]
+    english = [need["en"] for need in NEEDS.values()]
     assert tasks["en_train"] == Counter(english * 2) and tasks["en_test"] == Counter(english)
     train, test = tasks["zh_train"], tasks["zh_test"]
     assert len(train) == len(train | test) == 8 and len(test) == 6

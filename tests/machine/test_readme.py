@@ -145,7 +145,7 @@ def test_the_toy_commands_run(flags, tmp_path):
 NO_SCRIPTS = {
     f"{name}.py"
     for name in (
-        "emotion engine local lora models partners people players reader reference rollout scoring simulator vllm_engine".split()
+        "emotion engine local lora models policy_and_users people players reader reference rollout scoring simulator vllm_engine".split()
     )
 }
 SCRIPTS = sorted({path.name for path in ROOT.glob("*.py")} - NO_SCRIPTS)

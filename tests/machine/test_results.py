@@ -1,6 +1,7 @@
 """Result files: what they hold, their scores, and comparisons of them."""
 
 from support.errors import BadInput
+from support.needs import need_of
 from support.results import differences, what_scores_are
 
 import json
@@ -13,9 +14,9 @@ import numpy as np
 import pytest
 
 import evaluate
-import partners
-from emotion import NEEDS, need_of, scale_in_words
+from emotion import NEEDS, scale_in_words
 from evaluate import compare, score
+from policy_and_users import find_weights, newest_run
 from result_files import TASKS, measure, our_line, sage_line, write
 from runs import files, refuse, rows
 
@@ -32,7 +33,7 @@ CHINESE = {
 
 
 def test_intentions_are_told_apart():
-    themes = {need.task["en"]: name for name, need in NEEDS.items()}
+    themes = {need["en"]: name for name, need in NEEDS.items()}
     for theme, name in {**themes, **CHINESE}.items():
         is_rational = name in ("explain", "analyse", "advise", "reflect")
         assert need_of(theme) == (name, "rational" if is_rational else "emotional")
@@ -210,12 +211,12 @@ def test_the_newest_run_is_the_one_that_ended_last(tmp_path, monkeypatch):
         path.parent.mkdir(parents=True)
         path.touch()
     os.utime(path, (1, 1))
-    assert evaluate.newest_run() == "runs/new"
+    assert newest_run() == "runs/new"
 
 
 def test_a_run_without_a_checkpoint_is_measured_only_where_it_started(tmp_path):
     """Whoever asks for its newest step must not be given the start in its place."""
     (tmp_path / "config.json").write_text('{"model": "toy", "algo": "grpo"}')
-    assert partners.find_weights(tmp_path, 0).weights == "toy"
+    assert find_weights(tmp_path, 0).weights == "toy"
     with pytest.raises(BadInput, match="no such checkpoint; --step 0 measures where it started"):
-        partners.find_weights(tmp_path, None)
+        find_weights(tmp_path, None)

@@ -25,12 +25,12 @@ import pytest
 import torch
 
 import evaluate
-import partners
 import rlver
 from conftest import ROOT
 from people import toy_profiles
 from players import digest_of_templates, make_simulator
 from policy import split_batch
+from policy_and_users import find_weights
 from runs import (
     ALGO,
     SMALL,
@@ -513,7 +513,7 @@ def test_a_part_of_a_checkpoint_is_not_measured(half, tmp_path, capfd):
     step 0, which is removed as the run goes on, the weights are those of the run's own model."""
     place = shutil.copytree(half / "checkpoint-000002", tmp_path / "copy")
     (place / "trainer.pt").unlink()  # which nobody needs who wants to measure it
-    assert partners.find_weights(str(place), None).run_settings["max_tokens"] == 6
+    assert find_weights(str(place), None).run["max_tokens"] == 6
     (place / "rlver.json").unlink()
     told = refuse(capfd, "--policy", place, "--limit", 1, main=evaluate.main)
     assert f"{place}/rlver.json: missing" in told
@@ -522,7 +522,7 @@ def test_a_part_of_a_checkpoint_is_not_measured(half, tmp_path, capfd):
     assert "checkpoint-000002/state" in refuse(capfd, "--policy", out, main=evaluate.main)
     shutil.rmtree(out / "checkpoint-000000")
     settings = json.loads((out / "config.json").read_text())
-    assert partners.find_weights(str(out), 0).weights == settings["model"]
+    assert find_weights(str(out), 0).weights == settings["model"]
 
 
 def test_what_cannot_be_saved_shows_before_the_first_dialogue(

@@ -21,17 +21,16 @@ import pytest
 import torch
 
 import evaluate
-import partners
+import policy_and_users
 import rlver
 from agents import gossip, sampled
 from conftest import make_tiny_model
 from local import LocalReader
 from lora import AdapterView, SharedBase, merge
 from models import PROBE
-from people import known_replies
 from policy import Policy, pack
 from ppo import logp_gap
-from reader import Reader
+from reader import Reader, known_replies
 from runs import metrics, words
 from simulator import REPLY_SCHEMA, Simulator
 from teach import YES_NO, questions_of
@@ -190,7 +189,7 @@ def test_a_run(flags, tied_dir, tmp_path):
 
 def test_it_samples_in_the_benchmark(tied_dir, tmp_path, monkeypatch):
     """evaluate.py takes vLLM where there is a GPU. Here it is told that there is one."""
-    monkeypatch.setattr(partners, "usual_engine", lambda is_toy: "vllm")
+    monkeypatch.setattr(policy_and_users, "usual_engine", lambda is_toy: "vllm")
     out = tmp_path / "results.jsonl"
     flags = "--limit 3 --max-turns 2 --max-tokens 8".split()
     assert evaluate.main(["--policy", str(tied_dir), *flags, "--out", str(out)]) == 0

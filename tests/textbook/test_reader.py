@@ -20,8 +20,8 @@ import evaluate
 import reader
 import rlver
 from local import LocalReader
-from people import known_replies
-from reader import LIKELIEST, Reader, ReadSimulator, ReadUser, log_odds
+from players import make_simulator
+from reader import LIKELIEST, Reader, ReadSimulator, ReadUser, known_replies, log_odds
 from runs import SMALL, rows
 from server import Loopback, completion, failure
 from simulator import EMOTION_SCHEMA
@@ -210,8 +210,8 @@ def test_a_server_is_read_like_a_model_in_here(taught):
     here."""
     source, row = LocalReader(taught, YES_NO, dtype=torch.float32), known_replies("test")[0]
     with Loopback(reply=telling(source)) as server:
-        there = reader.make_reader(f"openai:taught@{server.url}", "en", "vanilla", 10, None)
-        found = asyncio.run(there.ask(questions_of(row)))
+        there = make_simulator("toy", reader=f"openai:taught@{server.url}")
+        found = asyncio.run(there.reader.ask(questions_of(row)))
         assert server.most == 1  # a reply is one call at a time, however many questions it takes
     here = asyncio.run(Reader(source).ask(questions_of(row)))
     assert found == pytest.approx(here, abs=1e-4) and len(set(here.values())) > 2
@@ -260,9 +260,8 @@ def test_what_a_server_lists_is_looked_at(pairs, odds):
     counted twice, and NaN was a traceback. A word without a log-prob gets the least real one."""
     prompts = questions_of(known_replies("test")[0])
     with listing(lambda request: pairs) as server:
-        asking = reader.make_reader(f"openai:m@{server.url}", "en", "vanilla", 10, None).ask(
-            prompts
-        )
+        simulator = make_simulator("toy", reader=f"openai:m@{server.url}")
+        asking = simulator.reader.ask(prompts)
         if isinstance(odds, str):
             with pytest.raises(UnreadableAnswers, match=odds):
                 asyncio.run(asking)
@@ -303,16 +302,13 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
         return odd if len(asked) == 100 else GOOD
 
     with listing(pairs_of) as server:
-        hearing = reader.make_reader(
-            f"openai:m@{server.url}", "en", "vanilla", 10, None, concurrency=1
-        )
-        simulator = ReadSimulator(world.ScriptedModel(), hearing)
+        simulator = make_simulator("toy", reader=f"openai:m@{server.url}", concurrency=1)
         found = asyncio.run(simulator.check())
     out, err = capsys.readouterr()
     assert re.search(told, " ".join((out + err).split())) and len(asked) == 252
-    hearing.source.replaced = {}
+    simulator.reader.source.replaced = {}
     simulator.learn(found)
-    assert hearing.source.replaced == {"top_logprobs": 5}
+    assert simulator.reader.source.replaced == {"top_logprobs": 5}
 
 
 def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):

@@ -29,7 +29,7 @@ HAND = Profile(
     "## What I say when I open up\n- Cue one.\n- Cue two.\n- Cue three.\n",
     "passive",
     [],
-    NEEDS["advise"].task["en"],
+    NEEDS["advise"]["en"],
 )
 
 

@@ -10,8 +10,8 @@ import json
 import pytest
 
 from answering import LIN
-from people import Profile, check_playable, load_profiles, toy_profiles
-from players import make_simulator
+from people import Profile, load_profiles, toy_profiles
+from players import check_playable, make_simulator
 from result_files import write
 
 

@@ -1,5 +1,26 @@
-"""partners.py - the two sides of a measurement: a policy and its users, chosen by flags and by the
-policy's run. For evaluate.py and tools/chat.py.
+"""policy_and_users.py - the two sides of an evaluation, a policy and its users: found by name, set up
+by flags and by the policy's run, and loaded. For evaluate.py and tools/chat.py.
+
+Who decides about a setting (the run is the one that made the policy, if there is one):
+
+    setting            first               then                      else
+    think              the run             --think                   no
+    policy_lang        the run             --lang                    en
+    temperature        the run                                       1
+    max_tokens         --max-tokens        the run                   2048; of the toy 48
+    context            --context                                     what the model takes
+    template_args      the run             --template-args           none
+
+    simulator          --simulator         the run                   toy
+    lang               --lang              the run                   en
+    difficulty         --difficulty        the run                   vanilla
+    reader             --reader            the run, if the           none
+                                           simulator is the run's
+    its template_args  --template-args     the run                   none
+    users              --profiles, --world what the run held out     the toy's held-out users
+
+A policy replies as it was trained: a flag sets only what no run sets, but for the length. The users
+may be others than the run's. All other settings are those of the flags, whatever the run had.
 """
 
 from support import files
@@ -18,36 +39,41 @@ from support.rundir import checkpoints, settings_of_run, state_of
 from support.servers import SAMPLING, ServerModel
 from support.settings import usual_engine
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Callable, NamedTuple
 
 from emotion import BENCHMARK
-from people import check_playable, load_profiles, refuse_other_heldout, users_of_run
-from players import digest_of_templates, make_simulator
+from people import load_profiles, refuse_other_heldout, users_of_run
+from players import check_playable, digest_of_templates, local_models, make_simulator
 from rollout import Agent, read_reply
 from toy import world
-
-# local.py, which loads torch, is imported in the function that needs it: --score and --compare need
-# no model, and start at once.
 
 # --------------------------------------------------------------------------------------- the policy
 
 
-class Found(NamedTuple):
-    """A policy that is named by flags, before it is loaded."""
+class PolicySource(NamedTuple):
+    """Where the policy with a name is, before it is loaded."""
 
-    name: str
     label: str  # its name in results, unless the weights are the toy's or a server's
     weights: str | Path  # a directory, a name on the hub, or "toy"
-    run_settings: dict  # of the run that made it; {} if it is no run of this project
+    run: dict  # the settings of the run that made it; {} if it is no run of this project
     home: Path | None  # the directory of that run
 
 
+def newest_run():
+    """The directory of the newest finished run in runs/. Raises BadInput."""
+    summaries = list(Path("runs").glob("*/summary.json"))
+    if not summaries:
+        raise BadInput("no finished run in runs/; name a policy with --policy")
+    return str(max(summaries, key=os.path.getmtime).parent)
+
+
 def find_weights(name, step):
-    """The policy that `name` stands for, as Found: a run, a checkpoint, a model directory, a model
-    of the hub, toy, or openai:MODEL@URL. A run stands for its newest checkpoint, or for that of
+    """The PolicySource that `name` stands for: a run, a checkpoint, a model directory, a model of
+    the hub, toy, or openai:MODEL@URL. A run stands for its newest checkpoint, or for that of
     `step`; step 0 is where it started. Raises BadInput."""
     directory = Path(name)
     run_settings = settings_of_run(directory)
@@ -64,17 +90,17 @@ def find_weights(name, step):
             weights = path
         elif step != 0:
             raise BadInput(f"policy {path}: no such checkpoint; --step 0 measures where it started")
-        return Found(name, str(path), weights, run_settings, directory)
+        return PolicySource(str(path), weights, run_settings, directory)
     if step is not None:
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     run_settings = files.read_json(directory / "rlver.json")
     if run_settings:  # a checkpoint, or a copy of one
-        return Found(name, name, directory, run_settings, directory.parent)
+        return PolicySource(name, directory, run_settings, directory.parent)
     if (directory / "state.json").is_file():
         raise BadInput(
             f"{directory / 'rlver.json'}: missing or damaged; was it copied only in part?"
         )
-    return Found(name, name, name, {}, None)
+    return PolicySource(name, name, {}, None)
 
 
 @dataclass
@@ -83,31 +109,30 @@ class LoadedPolicy:
 
     label: str  # its name in results
     settings: dict  # how it replies: thinking or not, temperature, tokens ...
-    home: Path | None  # as Found's
+    home: Path | None  # as a PolicySource's
     make_agent: Callable  # make_agent(seed=...) -> Agent
 
 
-def load_policy(found, args):
-    """The LoadedPolicy of `found`. args: the flags of `add_flags_of_talk`. A policy replies as its
-    run says, if there is one. A flag only sets what no run says, except --max-tokens, which
-    overrides the run. Raises BadInput or BadModel."""
-    name, label, weights, run_settings, home = found
-    kind, model_name, url = split_name(name)
-    is_toy = run_settings.get("model", weights) == "toy"
-    if args.think and not run_settings.get("think", True):
-        raise BadInput(f"--think: {label} was trained to reply without thinking")
+def load_policy(source, args):
+    """The LoadedPolicy of a PolicySource. args: the flags of `add_flags_of_talk`. Raises BadInput or
+    BadModel."""
+    label, weights, run, home = source
+    kind, model_name, url = split_name(str(weights))
+    is_toy = run.get("model", weights) == "toy"
     settings = {
-        "think": run_settings.get("think", args.think),
-        "policy_lang": run_settings.get("lang", args.lang or "en"),
-        "temperature": run_settings.get("temperature", 1.0),
-        "max_tokens": args.max_tokens or run_settings.get("max_tokens", 48 if is_toy else 2048),
+        "think": run.get("think", args.think),
+        "policy_lang": run.get("lang", args.lang or "en"),
+        "temperature": run.get("temperature", 1.0),
+        "max_tokens": args.max_tokens or run.get("max_tokens", 48 if is_toy else 2048),
         "context": args.context,
-        "template_args": run_settings.get("template_args", args.template_args) or None,
+        "template_args": run.get("template_args", args.template_args) or None,
     }
+    if args.think and not settings["think"]:
+        raise BadInput(f"--think: {label} was trained to reply without thinking")
     mode = world.mode_of(settings["think"])
     if weights == "toy":  # what toy runs start from: one policy that thinks and one that does not
         weights = world.base_policy(settings["think"])
-        label = label if run_settings else f"toy, {mode}"
+        label = label if run else f"toy, {mode}"
     system_prompt = load_prompt(f"policy_{mode}", settings["policy_lang"])
     if kind == "openai":
         label = f"openai:{model_name}"
@@ -118,10 +143,8 @@ def load_policy(found, args):
         settings |= {**SAMPLING, "replaced": server.replaced}
         make_agent = partial(ServerAgent, server, settings, system_prompt)
     else:
-        from local import load_engine
-
         # by vLLM where that is installed and there is a GPU
-        engine, chat, settings["context"] = load_engine(
+        engine, chat, settings["context"] = local_models().load_engine(
             weights,
             settings["temperature"],
             "policy ",
@@ -161,34 +184,34 @@ class ServerAgent:
         return reply
 
 
-# -------------------------------------------------------------------------------- who talks to whom
+# ----------------------------------------------------------------------------------------- its users
 
-# The values of --simulator, --lang, --difficulty and --reader if neither a flag nor the policy's
-# run sets them.
+
+# who plays the users if neither a flag nor a run says it
 USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla", "reader": None}
 
 
 def who_talks(args, name):
-    """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`: by the
-    flags and, where they do not say it, by the policy's run. --lang is the language of the users;
-    for a policy that is a run it changes their prompts, but not the policy's."""
-    found = find_weights(name, args.step)
-    run_settings = found.run_settings
+    """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`. --lang is
+    the language of the users; for a policy that is a run it changes their prompts, but not the
+    policy's. Raises BadInput or BadModel."""
+    source = find_weights(name, args.step)
+    run = source.run
     player, lang, difficulty, reader = (
-        getattr(args, key) or run_settings.get(key, usual) for key, usual in USUAL_USER.items()
+        getattr(args, key) or run.get(key, usual) for key, usual in USUAL_USER.items()
     )
-    users, held_out = users_to_measure_with(args, found, player, lang)
-    if args.simulator and not args.reader:  # the run's reader belongs to the run's simulator
+    if args.simulator and not args.reader:
         reader = None
+    users, held_out = choose_users(args, source, player, lang)
     simulator = make_simulator(
         player,
         lang,
         difficulty,
         temperature=args.simulator_temperature,
         reader=reader,
-        template_args=args.template_args or run_settings.get("template_args"),
+        template_args=args.template_args or run.get("template_args"),
     )
-    policy = load_policy(found, args)  # last, because it may take minutes
+    policy = load_policy(source, args)  # last, because it may take minutes
     keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
     settings = {
         "policy": policy.label,
@@ -212,7 +235,7 @@ def user_label(name):
     return model or kind
 
 
-def users_to_measure_with(args, found, simulator_name, lang):
+def choose_users(args, source, simulator_name, lang):
     """(users, were they held out by the policy's run?): those of --profiles; with --world chit-chat
     those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
     Raises BadInput for users whom the simulator cannot play."""
@@ -226,12 +249,12 @@ def users_to_measure_with(args, found, simulator_name, lang):
         check_playable(simulator_name, users)
         return users, False
     # a run without --profiles was trained with the toy's other users
-    paths = found.run_settings.get("profiles")
-    count = found.run_settings["eval_size"] if paths else 128
-    _, users = users_of_run(paths, count, simulator_name)
+    paths = source.run.get("profiles")
+    _, users = users_of_run(paths, source.run["eval_size"] if paths else 128)
+    check_playable(simulator_name, users, unnamed=not paths)
     if paths:
-        refuse_other_heldout(found.home, users)
-    return users, bool(found.run_settings)
+        refuse_other_heldout(source.home, users)
+    return users, bool(source.run)
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -264,11 +287,10 @@ def add_flags_of_talk(parser):
     add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
     add("--world", choices=["chit-chat"], help="users who chat, in place of users in trouble")
     add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")
-    start, turns = BENCHMARK.start, BENCHMARK.max_turns
-    text = f"emotion (default: {start})"
-    add("--start", type=emotion_value, metavar="E", default=start, help=text)
-    text = f"replies in a dialogue, at most (default: {turns})"
-    add("--max-turns", type=positive, metavar="N", default=turns, help=text)
+    text = "emotion (default: %(default)s)"
+    add("--start", type=emotion_value, metavar="E", default=BENCHMARK.start, help=text)
+    text = "replies in a dialogue, at most (default: %(default)s)"
+    add("--max-turns", type=positive, metavar="N", default=BENCHMARK.max_turns, help=text)
     text = "of the model that plays the users (default: 0)"
     add("--simulator-temperature", metavar="T", type=not_negative, default=0.0, help=text)
     add("--limit", type=positive, metavar="N", help="only the first N users")
