@@ -171,6 +171,17 @@ def check_files(args, least=1, inputs=(), out=None):
         raise BadInput("name a FILE: results of evaluate.py, or a run's log")
 
 
+def check_picture(path):
+    """Raise BadInput if matplotlib cannot write a picture to this path."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise BadInput(f"--picture: {error}; pip install matplotlib") from None
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in kinds:
+        raise BadInput(f"--picture {path}: its name should end with one of {', '.join(kinds)}")
+
+
 def need_judge(args):
     """Raise BadInput if --judge is missing and the scripted judge cannot be used, because users of
     these files are not the toy's."""
