@@ -59,20 +59,19 @@ READING = (
 def same_user(args):
     """Put whole dialogues to the recorded user again. Returns the exit code: 1 if it does not feel
     what was recorded. Raises BadInput."""
-    rows, people, recorded, settings = load_rows(args)
+    rows, recorded, settings = load_rows(args)
     if args.difficulty or models_of(settings) != models_of(recorded):
         raise BadInput(f"{args.files[0]}: the user was another one; other-user asks this one")
-    user = make_user(args, settings)  # without a log: the model shall answer anew
-    now = asyncio.run(replay_all(rows, user, people))
-    table = show({"as recorded": recorded_feelings(rows), "now": now}, READING)
-    result = {"replies": table, **compare(rows, now)}
+    # without a log, because the model shall answer anew
+    feelings = asyncio.run(hear_all(args, rows, settings, {"": None}, log=None))
+    result = {"replies": show(feelings, READING), **compare(rows, *feelings.values())}
     write_outputs(args, "replay", result)
     return 1 if result["found"] else 0
 
 
 def other_user(args):
     """Put each reply to users in its place in the recorded dialogue. Returns the exit code."""
-    return hear_replies(args, load_rows(args), {}, READING)
+    return hear_replies(args, *load_rows(args), {}, READING)
 
 
 def other_words(args):
@@ -84,38 +83,25 @@ def other_words(args):
     for answer in answers:  # None if it could not be read
         texts[answer["id"]].append((answer["found"] or {}).get("text"))
     rewordings = {", reworded": list(texts.values()) * args.times}
-    return hear_replies(args, loaded, rewordings, made_by(answers) + READING)
+    return hear_replies(args, *loaded, rewordings, made_by(answers) + READING)
 
 
-def hear_replies(args, loaded, rewordings, reading):
-    """Let a user of each --difficulty hear each reply by itself, and print the table. loaded: of
-    `load_rows`; rewordings: {name: texts as in `replay_all`}, in place of the replies. Returns the
-    exit code."""
-    rows, people, _, settings = loaded
-    replies = [[turn["reply"] for turn in row["turns"]] for row in rows]
+def hear_replies(args, rows, _, settings, rewordings, reading):
+    """Let users hear each reply by itself, as recorded and in the `rewordings`, and print the table.
+    rows, settings: of `load_rows`; rewordings, reading: of `hear_all` and `show`. Returns the exit
+    code."""
     log = None
     if settings["reader"] or settings["simulator"] not in SCRIPTED:
         log = open_call_log("results/replay-calls.jsonl")
-    levels = {level: level for level in args.difficulty or ()} or {"now": settings["difficulty"]}
-    users = {
-        name: make_user(args, settings | {"difficulty": level}, log)
-        for name, level in levels.items()
-    }
-    feelings = {"as recorded": recorded_feelings(rows)}
-
-    async def hear_all():
-        for name, user in users.items():
-            for wording, texts in {"": replies, **rewordings}.items():
-                feelings[name + wording] = await replay_all(rows, user, people, texts)
-
-    asyncio.run(hear_all())
+    wordings = {"": [[turn["reply"] for turn in row["turns"]] for row in rows], **rewordings}
+    feelings = asyncio.run(hear_all(args, rows, settings, wordings, log))
     write_outputs(args, "replay", {"replies": show(feelings, reading), "found": []})
     return 0
 
 
 def load_rows(args):
-    """What is replayed, and to whom: (the dialogues as dicts, {id: Profile}, settings of the
-    recorded user, the same but for what the flags say). Raises BadInput."""
+    """What is replayed, and to whom: (the dialogues as dicts, the settings of the recorded user, the
+    same but for what the flags say). Raises BadInput."""
     check_files(args)
     rows = [vars(dialogue) for dialogue in load_dialogues(*args.files)] * args.times
     recorded = USUAL_USER | rows[0]["made_by"]
@@ -124,21 +110,13 @@ def load_rows(args):
     if args.simulator or args.reader:  # the recorded reader belongs to the recorded simulator
         settings["simulator"] = args.simulator or recorded["simulator"]
         settings["reader"] = args.reader
-    people = {row["profile_id"]: row["profile"] for row in rows}
-    check_playable(settings["simulator"], people.values())
-    return rows, people, recorded, settings
+    check_playable(settings["simulator"], [row["profile"] for row in rows])
+    return rows, recorded, settings
 
 
 def models_of(settings):
     """Who plays the user and whose feelings are read, without the addresses of servers."""
     return user_label(settings["simulator"]), user_label(settings["reader"] or "")
-
-
-def make_user(args, settings, log=None):
-    """The Simulator of a user with these settings."""
-    names = [settings[key] for key in ("simulator", "lang", "difficulty")]
-    temperature = args.simulator_temperature
-    return make_simulator(*names, temperature=temperature, reader=settings["reader"], log=log)
 
 
 # ------------------------------------------------------------------------------------------ hearing
@@ -186,19 +164,30 @@ async def replay_all(rows, model, people, texts=None):
     return await tqdm.gather(*calls, leave=False)
 
 
+async def hear_all(args, rows, settings, wordings, log):
+    """The feelings in the dialogues of `rows`: as recorded, and of a user of each --difficulty, who
+    hears each of the wordings, {name: texts as in `replay_all`}. Returns {name: feelings}."""
+    feelings = {"as recorded": []}
+    for row in rows:
+        pairs = [(turn["emotion"], turn["change"]) for turn in row["turns"]]
+        feelings["as recorded"].append([pair for pair in pairs if None not in pair])
+    people = {row["profile_id"]: row["profile"] for row in rows}
+    for level in args.difficulty or [None]:
+        model = make_simulator(
+            settings["simulator"],
+            settings["lang"],
+            level or settings["difficulty"],
+            temperature=args.simulator_temperature,
+            reader=settings["reader"],
+            log=log,
+        )
+        for wording, texts in wordings.items():
+            name = (level or "now") + wording
+            feelings[name] = await replay_all(rows, model, people, texts)
+    return feelings
+
+
 # ---------------------------------------------------------------------------------------- comparing
-
-
-def recorded_feelings(rows):
-    """What was felt when the dialogues of `rows` were recorded."""
-    return [
-        [
-            (turn["emotion"], turn["change"])
-            for turn in row["turns"]
-            if None not in (turn["emotion"], turn["change"])
-        ]
-        for row in rows
-    ]
 
 
 def show(feelings, reading):
@@ -226,12 +215,11 @@ def final_score(row, feelings):
     return 0 if row["ended"] == "malformed" or not feelings else feelings[-1][0]
 
 
-def compare(rows, now):
-    """Print how the feelings `now` differ from the recorded ones. Returns {"found": [a sentence
-    about a dialogue that is not as recorded], "final": the share of dialogues with the recorded
-    score}."""
+def compare(rows, recorded, now):
+    """Print how the feelings `now` differ from those recorded. Returns {"found": [a sentence about a
+    dialogue that is not as recorded], "final": the share of dialogues with the recorded score}."""
     same, differences = [], []
-    for row, before, after in zip(rows, recorded_feelings(rows), now):
+    for row, before, after in zip(rows, recorded, now):
         same.append(final_score(row, after) == round(100 * row["reward"], 6))
         if before != after or not same[-1]:
             differences.append(
