@@ -55,12 +55,12 @@ class Judge(Simulator):
         repeats at temperature 0 would be one call."""
         return digest(self.name, self.model.temperature, prompt, repeat, attempt)
 
-    async def ask_all(self, cases, name, schema, found=dict, repeats=1):
+    async def ask_all(self, cases, name, schema, items_of=dict, repeats=1):
         """Ask a question about each of `cases`, from `make_cases`. Before that a user's
         `check_form` runs; its errors are raised.
 
         name: of the prompt's file, prompts/*/judge/NAME.txt; schema: of the answer, see
-        simulator.py; found(answer, without its code) -> {item: value}; repeats: how often it is
+        simulator.py; items_of(answer, without its code) -> {item: value}; repeats: how often it is
         asked about the same thing.
 
         Returns a row of --json for each call: what the case is about, what the answer depends on,
@@ -81,14 +81,15 @@ class Judge(Simulator):
             with contextlib.suppress(SimulatorFailed):
                 _, answer = await self.ask(template, slots, schema, repeat)
                 answer.pop("code")
-                row["found"] = found(answer)
+                row["found"] = items_of(answer)
             return row
 
         calls = [ask_row(*case, repeat) for case in cases for repeat in range(repeats)]
         rows = await tqdm.gather(*calls, desc=name, leave=False)
-        unread = {row["file"] for row in rows} - {row["file"] for row in rows if row["found"]}
-        if unread:
-            raise BadInput(f"{min(unread)}: no answer of judge {self.name} could be read")
+        answered = {row["file"] for row in rows if row["found"]}
+        silent = {row["file"] for row in rows} - answered
+        if silent:
+            raise BadInput(f"{min(silent)}: no answer of judge {self.name} could be read")
         return rows
 
 

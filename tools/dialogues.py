@@ -75,14 +75,14 @@ def person_in(raw):
     return Profile(**texts, main_cha="", cha_group=[], target=raw.get("target") or "eq")
 
 
-def visible_turns(recorded):
+def visible_turns(row):
     """The turns of a recorded dialogue whose reply was sent, the reply without its thought."""
     turns = []
-    for turn in recorded["turns"]:
+    for turn in row["turns"]:
         *_, after_thought = turn["reply"].rpartition("</think>")
         reply, *_ = after_thought.partition("<think>")
         turns.append(turn | {"reply": reply.strip()})
-    if recorded.get("ended") == "malformed":
+    if row.get("ended") == "malformed":
         turns.pop()
     return turns
 

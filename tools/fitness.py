@@ -140,8 +140,8 @@ async def put(row, simulator, emotion, speaks):
         user.emotion = emotion
         answer = await answer_to(user, user.answer(), outcomes)
         if answer:
-            line, result[f"leaves at {emotion_level(emotion)}"] = answer
-            result["line"] = line
+            line, leaves = answer
+            result |= {"line": line, f"leaves at {emotion_level(emotion)}": leaves}
             if simulator.lang == "en":
                 replies = [*row["earlier"], reply]
                 result["lines that repeat the friend's words"] = repeats(line, replies)
@@ -193,7 +193,7 @@ async def put_all(rows, simulator, speaks):
 
 
 def changes_of(rows, kinds):
-    """The changes by replies of these kinds, as far as they were felt."""
+    """The changes by replies of these kinds, as far as a user answered."""
     return [row["change"] for row in rows if row["kind"] in kinds and "change" in row]
 
 
@@ -265,11 +265,11 @@ def show(results, gains, calls, title):
     outcomes = Counter(outcome for row in results for outcome in row["outcomes"])
     changes = Counter(row["change"] for row in results if "change" in row)
     [(commonest, count)] = changes.most_common(1) or [(0, 0)]
-    asked, failed, n = outcomes.total(), outcomes["failed"], changes.total()
-    readable, share = outcomes["read"] / max(1, asked - failed), count / max(1, n)
+    total, failed, n = outcomes.total(), outcomes["failed"], changes.total()
+    readable, share = outcomes["read"] / max(1, total - failed), count / max(1, n)
     table = {
-        "questions that failed": without_interval(failed / asked, asked),
-        "answers read at the first try": without_interval(readable, asked - failed),
+        "questions that failed": without_interval(failed / total, total),
+        "answers read at the first try": without_interval(readable, total - failed),
         "seconds a call": mean_of("seconds", calls),
         "tokens a call": mean_of("tokens", calls),
         "different changes": without_interval(len(changes), n),
@@ -292,7 +292,7 @@ def show(results, gains, calls, title):
     overall = auc_between(results, LIFTING, NOT_LIFTING)
     table["AUC, all that lift over all that do not"] = overall
     show_table(title, ["value", "low", "high", "n"], table, READING)
-    if failed > MAX_LOST * asked:
+    if failed > MAX_LOST * total:
         raise TooManyLost("more than a fifth of the questions failed; give the same command again")
     grade, lacking = verdict(readable, share, overall[1])
     print("\n" + fold(f"verdict: {grade}{lacking and ': '}{lacking}"))
@@ -340,11 +340,11 @@ def examine(args):
 def print_most_calls(rows, reader, speaks, log):
     """Print how many calls a measurement with a model that costs takes at most."""
     count = min(len(rows), ASKED_AGAIN)  # of second questions, and of next lines
-    asked = len(rows) + count * speaks
+    total = len(rows) + count * speaks
     if reader:
         people = {row["user"] for row in rows if row["used"] == "fitness"}
-        asked += len(known_replies("weights")) + CALLS_A_WORDING * len(WORDINGS) * len(people)
-    print(f"{asked} calls, minus the answers in {log.path}, and {count} without the log")
+        total += len(known_replies("weights")) + CALLS_A_WORDING * len(WORDINGS) * len(people)
+    print(f"{total} calls, minus the answers in {log.path}, and {count} without the log")
 
 
 def main(argv=None):

@@ -16,8 +16,8 @@ are put to a user again.
     other-words  Do the words matter? A judge puts each reply in other words, and the user hears both,
                  as in other-user. (Without --judge a script does it, for the toy's sentences.)
 
-Earlier versions had no subcommands. FILE alone is now same-user, --paraphrase is other-words, and
---difficulty, or another --simulator or --reader, is other-user.
+Earlier versions had no subcommands. --paraphrase, with any flag, is now other-words; --difficulty, or
+another --simulator or --reader, is other-user; all else is same-user.
 """
 
 from support.command_line import SCRIPTED, from_anywhere, not_negative, positive
@@ -59,59 +59,76 @@ READING = (
 def same_user(args):
     """Put whole dialogues to the recorded user again. Returns the exit code: 1 if it does not feel
     what was recorded. Raises BadInput."""
-    rows, recorded, settings = load_rows(args)
+    rows, settings = load_rows(args)
+    recorded = USUAL_USER | rows[0]["made_by"]
     if args.difficulty or models_of(settings) != models_of(recorded):
-        raise BadInput(f"{args.files[0]}: the user was another one; other-user asks this one")
-    # without a log, because the model shall answer anew
-    feelings = asyncio.run(hear_all(args, rows, settings, {"": None}, log=None))
+        raise BadInput(f"{args.files[0]}: recorded with another user; other-user asks this one")
+    users = make_users(args, settings)  # without a log: they shall answer anew
+    feelings = asyncio.run(hear_all(rows, users, {"": None}))
     result = {"replies": show(feelings, READING), **compare(rows, *feelings.values())}
     write_outputs(args, "replay", result)
     return 1 if result["found"] else 0
 
 
 def other_user(args):
-    """Put each reply to users in its place in the recorded dialogue. Returns the exit code."""
-    return hear_replies(args, *load_rows(args), {}, READING)
-
-
-def other_words(args):
-    """As `other_user`, also with each reply in a judge's words. Returns the exit code."""
-    loaded = load_rows(args)
-    need_judge(args)
-    answers = ask_files(args, reply_slots, "paraphrase", {"code": str, "text": str})
-    texts = {dialogue.id: [] for dialogue in load_dialogues(*args.files)}
-    for answer in answers:  # None if it could not be read
-        texts[answer["id"]].append((answer["found"] or {}).get("text"))
-    rewordings = {", reworded": list(texts.values()) * args.times}
-    return hear_replies(args, *loaded, rewordings, made_by(answers) + READING)
-
-
-def hear_replies(args, rows, _, settings, rewordings, reading):
-    """Let users hear each reply by itself, as recorded and in the `rewordings`, and print the table.
-    rows, settings: of `load_rows`; rewordings, reading: of `hear_all` and `show`. Returns the exit
-    code."""
+    """Put each reply, and with other-words its rewording too, to users in its place in the recorded
+    dialogue. Returns the exit code."""
+    rows, settings = load_rows(args)
     log = None
     if settings["reader"] or settings["simulator"] not in SCRIPTED:
         log = open_call_log("results/replay-calls.jsonl")
-    wordings = {"": [[turn["reply"] for turn in row["turns"]] for row in rows], **rewordings}
-    feelings = asyncio.run(hear_all(args, rows, settings, wordings, log))
+    users = make_users(args, settings, log)
+    wordings = {"": [[turn["reply"] for turn in row["turns"]] for row in rows]}
+    reading = READING
+    if args.question == "other-words":
+        wordings[", reworded"], source = reword(args)
+        reading = source + READING
+    feelings = asyncio.run(hear_all(rows, users, wordings))
     write_outputs(args, "replay", {"replies": show(feelings, reading), "found": []})
     return 0
 
 
+SUBCOMMANDS = {"same-user": same_user, "other-user": other_user, "other-words": other_user}
+
+
 def load_rows(args):
-    """What is replayed, and to whom: (the dialogues as dicts, the settings of the recorded user, the
-    same but for what the flags say). Raises BadInput."""
+    """What is replayed, and to whom: (the dialogues as dicts, the settings of the recorded user, but
+    for what the flags say). Raises BadInput."""
     check_files(args)
     rows = [vars(dialogue) for dialogue in load_dialogues(*args.files)] * args.times
-    recorded = USUAL_USER | rows[0]["made_by"]
-    args.lang = args.lang or recorded["lang"]  # of the judge, too
-    settings = recorded | {"lang": args.lang}
+    settings = USUAL_USER | rows[0]["made_by"]
+    settings["lang"] = args.lang = args.lang or settings["lang"]  # args: for the judge
     if args.simulator or args.reader:  # the recorded reader belongs to the recorded simulator
-        settings["simulator"] = args.simulator or recorded["simulator"]
+        settings["simulator"] = args.simulator or settings["simulator"]
         settings["reader"] = args.reader
     check_playable(settings["simulator"], [row["profile"] for row in rows])
-    return rows, recorded, settings
+    return rows, settings
+
+
+def make_users(args, settings, log=None):
+    """{name in the table: Simulator}: a user of each --difficulty."""
+    return {
+        level or "now": make_simulator(
+            settings["simulator"],
+            args.lang,
+            level or settings["difficulty"],
+            temperature=args.simulator_temperature,
+            reader=settings["reader"],
+            log=log,
+        )
+        for level in args.difficulty or [None]
+    }
+
+
+def reword(args):
+    """Let a judge put each reply in other words. Returns (texts, as in `replay_all`, None where its
+    answer could not be read; who the judge is)."""
+    need_judge(args)
+    answers = ask_files(args, reply_slots, "paraphrase", {"code": str, "text": str})
+    texts = {dialogue.id: [] for dialogue in load_dialogues(*args.files)}
+    for answer in answers:
+        texts[answer["id"]].append((answer["found"] or {}).get("text"))
+    return list(texts.values()) * args.times, made_by(answers)
 
 
 def models_of(settings):
@@ -164,26 +181,18 @@ async def replay_all(rows, model, people, texts=None):
     return await tqdm.gather(*calls, leave=False)
 
 
-async def hear_all(args, rows, settings, wordings, log):
-    """The feelings in the dialogues of `rows`: as recorded, and of a user of each --difficulty, who
-    hears each of the wordings, {name: texts as in `replay_all`}. Returns {name: feelings}."""
+async def hear_all(rows, users, wordings):
+    """The feelings in the dialogues of `rows`: as recorded, and of each of `users`, {name:
+    Simulator}, at each of the wordings, {name: texts as in `replay_all`}. Returns {name:
+    feelings}."""
     feelings = {"as recorded": []}
     for row in rows:
         pairs = [(turn["emotion"], turn["change"]) for turn in row["turns"]]
         feelings["as recorded"].append([pair for pair in pairs if None not in pair])
     people = {row["profile_id"]: row["profile"] for row in rows}
-    for level in args.difficulty or [None]:
-        model = make_simulator(
-            settings["simulator"],
-            settings["lang"],
-            level or settings["difficulty"],
-            temperature=args.simulator_temperature,
-            reader=settings["reader"],
-            log=log,
-        )
+    for name, model in users.items():
         for wording, texts in wordings.items():
-            name = (level or "now") + wording
-            feelings[name] = await replay_all(rows, model, people, texts)
+            feelings[name + wording] = await replay_all(rows, model, people, texts)
     return feelings
 
 
@@ -215,11 +224,12 @@ def final_score(row, feelings):
     return 0 if row["ended"] == "malformed" or not feelings else feelings[-1][0]
 
 
-def compare(rows, recorded, now):
-    """Print how the feelings `now` differ from those recorded. Returns {"found": [a sentence about a
-    dialogue that is not as recorded], "final": the share of dialogues with the recorded score}."""
+def compare(rows, old, new):
+    """Print how the `new` feelings differ from the `old`, recorded ones. Returns {"found": [a
+    sentence about a dialogue that is not as recorded], "final": the share of dialogues with the
+    recorded score}."""
     same, differences = [], []
-    for row, before, after in zip(rows, recorded, now):
+    for row, before, after in zip(rows, old, new):
         same.append(final_score(row, after) == round(100 * row["reward"], 6))
         if before != after or not same[-1]:
             differences.append(
@@ -234,8 +244,6 @@ def compare(rows, recorded, now):
 
 
 # --------------------------------------------------------------------------------------------- main
-
-SUBCOMMANDS = {"same-user": same_user, "other-user": other_user, "other-words": other_words}
 
 
 def main(argv=None):

@@ -134,11 +134,11 @@ def strategies_of(dialogues):
     """All that is counted over tagged dialogues: {"strategies": {group or code: `usage_of` it},
     "ssrr", "missing": replies without tags}."""
     codes_of = RLVER_GROUPS | {code: [code] for code in NAMES}
-    tags = [[used for used, _ in replies] for replies in dialogues]
+    sequences = [[codes for codes, _ in replies] for replies in dialogues]
     return {
         "strategies": {name: usage_of(codes, dialogues) for name, codes in codes_of.items()},
-        "ssrr": ssrr(tags),
-        "missing": sum(tags, []).count(None),
+        "ssrr": ssrr(sequences),
+        "missing": sum(sequences, []).count(None),
     }
 
 
@@ -152,11 +152,11 @@ def usage_of(codes, dialogues):
     be tagged."""
     replies = sum(dialogues, [])
     readable = [reply for reply in replies if reply[0] is not None]
-    users = [change for used, change in readable if not set(codes).isdisjoint(used)]
-    changes = [change for change in users if change is not None]
-    counted_dialogues = len(dialogues) * len(readable) / max(1, len(replies))
+    matches = [change for tags, change in readable if not set(codes).isdisjoint(tags)]
+    changes = [change for change in matches if change is not None]
+    readable_dialogues = len(dialogues) * len(readable) / max(1, len(replies))
     return {
-        "uses": len(users) / counted_dialogues if readable else None,
+        "uses": len(matches) / readable_dialogues if readable else None,
         "gain": mean(changes),
         "n": len(changes),
     }
@@ -178,9 +178,9 @@ def tag_files(args):
     if args.judge:
         answers = ask_files(args, reply_slots, "strategies", SCHEMA)
     in_order = iter(answers or ())
-    tagged = {}
+    dialogues_of = {}
     for path in args.files:
-        tagged[path] = []
+        dialogues_of[path] = []
         for dialogue in load_dialogues(path):
             replies = []
             for turn in dialogue.turns:
@@ -189,16 +189,16 @@ def tag_files(args):
                 else:
                     codes = toy_codes(turn["reply"])
                 replies.append([codes, turn["change"]])
-            tagged[path].append(replies)
-    return tagged, answers
+            dialogues_of[path].append(replies)
+    return dialogues_of, answers
 
 
 def count_strategies(args):
-    """Tag each reply of each file, and print what is counted. Returns what --json gets."""
-    tagged, answers = tag_files(args)
+    """Tag each reply of each file, and show what is counted. Returns the exit code."""
+    dialogues_of, answers = tag_files(args)
     source = made_by(answers) if answers else "The toy's grammar determines the tags exactly. "
     files = {}
-    for path, dialogues in tagged.items():
+    for path, dialogues in dialogues_of.items():
         files[path] = counts = strategies_of(dialogues)
         rows = {
             f"{name} {NAMES.get(name, '')}": usage.values()
@@ -208,7 +208,8 @@ def count_strategies(args):
         summary = f"SSRR {cell(counts['ssrr'])}; {counts['missing']} replies without tags. "
         reading = source + summary + READING
         show_table(f"strategies, {path}", ["uses", "gain", "n"], rows, reading)
-    return {"answers": answers, "files": files}
+    write_outputs(args, "strategies", {"answers": answers, "files": files})
+    return 0
 
 
 # -------------------------------------------------------------------- the plane of social cognition
@@ -255,34 +256,37 @@ def shares_of(dialogues):
 
 def place_files(args):
     """Ask for the reasons of successes and failures, from these for the character of each file's
-    policy, and for the places of all policies in one prompt. Returns what --json gets: {"placed":
-    {file: [x, y, number of answers]}, "answers"}."""
+    policy, and for the places of all policies in one prompt. Returns the exit code. --json gets
+    {"placed": {file: [x, y, number of answers]}, "answers"}."""
     reasons = ask(args, reason_cases(args.files), "reasons", REASONS)
     cases = []
     for path, rows in parts_by("file", reasons).items():
         notes = [row["found"] for row in rows if row["found"]]
         cases.append(({"file": path}, {"reasons": as_json(notes)}))
     characters = ask(args, cases, "character", CHARACTER)
-    tagged, tags = tag_files(args)
+    dialogues_of, tags = tag_files(args)
     models = {  # {name: what the judge is shown of it}
-        f"M{number}": f"{as_json(row['found'])}\n{shares_of(tagged[row['file']])}"
+        f"M{number}": f"{as_json(row['found'])}\n{shares_of(dialogues_of[row['file']])}"
         for number, row in enumerate(characters, 1)
     }
-    shown = "\n\n".join(f"{name}\n{text}" for name, text in models.items())
-    cases = [({"file": " ".join(args.files)}, {"models": shown})]
+    descriptions = "\n\n".join(f"{name}\n{text}" for name, text in models.items())
+    cases = [({"file": " ".join(args.files)}, {"models": descriptions})]
     schema, places_of = place_schema(models), itemgetter("places")
     answers = ask(args, cases, "place", schema, places_of, args.repeats)
     readable = [row["found"] for row in answers if row["found"]]
-    placed = {}
+    places = {}
     for name, path in zip(models, args.files):
-        x, y = (mean([places[name][axis] / 100 for places in readable]) for axis in "xy")
-        placed[path] = [x, y, len(readable)]
-    show_table("coordinate", ["x", "y", "n"], placed, made_by(answers))
+        x, y = (mean([answer[name][axis] / 100 for answer in readable]) for axis in "xy")
+        places[path] = [x, y, len(readable)]
+    show_table("coordinate", ["x", "y", "n"], places, made_by(answers))
     answers = {"reasons": reasons, "character": characters, "strategies": tags, "place": answers}
-    return {"placed": placed, "answers": answers}
+    write_outputs(args, "strategies coordinate", {"placed": places, "answers": answers})
+    if args.picture:
+        draw(places, args.picture)
+    return 0
 
 
-def draw(placed, picture):
+def draw(places, picture):
     """Draw the places of the files, {file: [x, y, n]} (SAGE 4.2)."""
     from matplotlib.figure import Figure
 
@@ -290,7 +294,7 @@ def draw(placed, picture):
     axis = figure.add_subplot(
         xlim=(-1, 1), ylim=(-1, 1), xlabel="structured to creative", ylabel="solution to empathy"
     )
-    for path, (x, y, _) in placed.items():
+    for path, (x, y, _) in places.items():
         axis.scatter(x, y, label=path)
     figure.legend(loc="upper left")
     figure.savefig(picture)
@@ -307,14 +311,7 @@ def strategies(args):
             raise BadInput("--picture: only --coordinate has one")
         check_picture(args.picture)
     need_judge(args)
-    if args.coordinate:
-        result = place_files(args)
-        write_outputs(args, "strategies coordinate", result)
-    else:
-        write_outputs(args, "strategies", count_strategies(args))
-    if args.picture:
-        draw(result["placed"], args.picture)
-    return 0
+    return place_files(args) if args.coordinate else count_strategies(args)
 
 
 def main(argv=None):
