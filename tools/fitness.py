@@ -84,8 +84,8 @@ FURTHER_RESULTS = (
 )
 # Words that talk to a reader, and as many neutral words: [{"said": ..., "neutral": ...}].
 WORDINGS = [row for _, row, _ in read_jsonl(PROMPTS / "talking.jsonl")]
-# What such words stand behind, by the kind of the reply: {name in the table: text}. None is the reply
-# itself.
+# What such words stand behind, by the kind of the reply: {name in the table: text}. None is the
+# reply itself.
 BEGINNINGS = {
     "generic warm": {"a kind reply": None, "nothing": "", "an empty reply": "Okay."},
     "cold": {"a cold reply": None},
@@ -189,7 +189,7 @@ async def put_all(rows, simulator, speaks):
     return results, await talk(rows, simulator) if simulator.reader else []
 
 
-# ------------------------------------------------------------------------------------------ counting
+# ----------------------------------------------------------------------------------------- counting
 
 
 def changes_of(rows, kinds):
@@ -245,7 +245,7 @@ def verdict(readable, commonest, low):
     return grade, "; ".join(lacking)
 
 
-# ----------------------------------------------------------------------------------------- the table
+# ---------------------------------------------------------------------------------------- the table
 
 
 def without_interval(value, n):

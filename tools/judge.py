@@ -1,6 +1,6 @@
 """tools/judge.py - what does a judge, a language model, say of recorded dialogues?
 
-    python -m tools.judge capabilities results/before.jsonl results/after.jsonl --judge openai:MODEL@URL
+    python -m tools.judge capabilities results/before.jsonl results/after.jsonl --judge ...
 
     capabilities  of the assistant, from 1 to 5, for each dialogue (RLVER 3.3): empathic depth (ED),
                   core insight (CI), solution crafting (SC), dialogue guidance (DG) and style
@@ -31,11 +31,12 @@ from operator import itemgetter
 import numpy as np
 
 from simulator import EMOTION_SCHEMA
-from tools.asking import add_judge_flags, ask_files, made_by
+from tools.asking import add_judge_flags, ask, made_by
 from tools.dialogues import (
     check_files,
     check_picture,
     dialogue_slots,
+    make_cases,
     mean,
     need_judge,
     parts_by,
@@ -45,7 +46,7 @@ from tools.dialogues import (
 )
 from tools.stats import interval, pearson
 
-# ----------------------------------------------------------------------------------------- questions
+# ---------------------------------------------------------------------------------------- questions
 
 
 def line_slots(dialogue):
@@ -140,7 +141,7 @@ BLRI_SCALES = {
 }
 UTTERANCE_SCALES = {"natural flow": 6, "attentiveness": 4, "depth of connection": 5}
 
-# {name of the prompt: (slots_of for `make_cases`, so what it is asked about: a dialogue, each line of
+# {name of the prompt: (slots_of, for `make_cases`: what it is asked about, a dialogue, each line of
 # the user or its record; schema, in which the scale stands; scores_of(answer) -> {item: score})}
 QUESTIONS = {
     "capabilities": (dialogue_slots, CAPABILITIES_SCHEMA, itemgetter("scores")),  # RLVER 3.3
@@ -150,7 +151,7 @@ QUESTIONS = {
 }
 
 
-# -------------------------------------------------------------------------------------------- scores
+# ------------------------------------------------------------------------------------------- scores
 
 FINAL = "final emotion"  # its mean over the judged dialogues stands beside the scores
 COLUMNS = ["value", "from", "to", "n", "missing"]
@@ -163,7 +164,7 @@ READING = (
 def score_file(answers):
     """({item: {dialogue: its mean score}}, {item: COLUMNS}) of the answers about one file. A
     dialogue's mean is over all questions about it and all repeats, so each dialogue counts once. An
-    answer is a row of `Judge.ask_all`, of which these are read: "id", "replies" and "final" (of the
+    answer is a row of `ask`, of which these are read: "id", "replies" and "final" (of the
     dialogue), and "found", {item: score} or None."""
     readable = [answer for answer in answers if answer["found"]]
     missing = 1 - len(readable) / len(answers)
@@ -212,7 +213,7 @@ def draw(tables, picture):
     figure.savefig(picture)
 
 
-# ---------------------------------------------------------------------------------------------- main
+# --------------------------------------------------------------------------------------------- main
 
 
 def judge(args):
@@ -227,7 +228,8 @@ def judge(args):
         check_picture(args.picture)
     need_judge(args)
     slots_of, schema, scores_of = QUESTIONS[name]
-    answers = ask_files(args, slots_of, name, schema, scores_of, args.repeats)
+    cases = make_cases(args.files, name, slots_of)
+    answers = ask(args, cases, name, schema, scores_of, args.repeats)
     means, tables = {}, {}
     for path, rows in parts_by("file", answers).items():
         means[path], tables[path] = score_file(rows)

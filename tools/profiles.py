@@ -142,9 +142,9 @@ def draw_drafts(count, lang, seed, split=0.0):
 
 
 def draw_needs(count, lang, rng):
-    """[(need, its task in words)] of `count` users, by quota: half rational, half emotional, and the
-    four of each kind equally often to within one. (RLVER drew each need at random: 57 to 66 of its
-    500 users have each need.)"""
+    """[(need, its task in words)] of `count` users, by quota: half rational, half emotional, and
+    the four of each kind equally often to within one. (RLVER drew each need at random: 57 to 66 of
+    its 500 users have each need.)"""
     needs = [(name, need.task[lang]) for name, need in NEEDS.items()]
     half = count // 2  # of an odd number one more is rational
     quota = (needs[:4] * count)[: count - half] + (needs[4:] * count)[:half]

@@ -9,15 +9,15 @@ are put to a user again.
     same-user    Is the reward the same again? The recorded user hears each dialogue whole. High
                  shares of the same emotions and final scores say that a reward can be repeated, not
                  that it is right.
-    other-user   Would another user accept the same replies (RLVER 3.4)? Each reply is heard after the
-                 recorded dialogue before it, at the emotion recorded there. The result is the share
-                 of replies that lift the emotion. The user does not answer, so it does not say how a
-                 dialogue with that user would have gone.
-    other-words  Do the words matter? A judge puts each reply in other words, and the user hears both,
-                 as in other-user. (Without --judge a script does it, for the toy's sentences.)
+    other-user   Would another user accept the same replies (RLVER 3.4)? Each reply is heard after
+                 the recorded dialogue before it, at the emotion recorded there. The result is the
+                 share of replies that lift the emotion. The user does not answer, so it does not
+                 say how a dialogue with that user would have gone.
+    other-words  Do the words matter? A judge puts each reply in other words, and the user hears
+                 both, as in other-user. (Without --judge a script rewords the toy's sentences.)
 
-Earlier versions had no subcommands. --paraphrase, with any flag, is now other-words; --difficulty, or
-another --simulator or --reader, is other-user; all else is same-user.
+Earlier versions had no subcommands. --paraphrase, with any flag, is now other-words; --difficulty,
+or another --simulator or --reader, is other-user; all else is same-user.
 """
 
 from support.command_line import SCRIPTED, from_anywhere, not_negative, positive
@@ -32,10 +32,11 @@ from tqdm.asyncio import tqdm
 from partners import USUAL_USER, user_label
 from people import check_playable
 from players import make_simulator
-from tools.asking import ask_files, made_by, open_call_log
+from tools.asking import ask, made_by, open_call_log
 from tools.dialogues import (
     check_files,
     load_dialogues,
+    make_cases,
     mean,
     need_judge,
     reply_slots,
@@ -50,10 +51,10 @@ READING = (
     "consistent by construction.)"
 )
 
-# A feeling is what a user felt at a reply, (emotion, change). The feelings in several dialogues are a
-# list of lists, [dialogues][replies].
+# A feeling is what a user felt at a reply, (emotion, change). The feelings in several dialogues are
+# a list of lists, [dialogues][replies].
 
-# ------------------------------------------------------------------------------- the three questions
+# ------------------------------------------------------------------------------ the three questions
 
 
 def same_user(args):
@@ -92,8 +93,8 @@ SUBCOMMANDS = {"same-user": same_user, "other-user": other_user, "other-words": 
 
 
 def load_rows(args):
-    """What is replayed, and to whom: (the dialogues as dicts, the settings of the recorded user, but
-    for what the flags say). Raises BadInput."""
+    """What is replayed, and to whom: (the dialogues as dicts, the settings of the recorded user,
+    but for what the flags say). Raises BadInput."""
     check_files(args)
     rows = [vars(dialogue) for dialogue in load_dialogues(*args.files)] * args.times
     settings = USUAL_USER | rows[0]["made_by"]
@@ -124,7 +125,8 @@ def reword(args):
     """Let a judge put each reply in other words. Returns (texts, as in `replay_all`, None where its
     answer could not be read; who the judge is)."""
     need_judge(args)
-    answers = ask_files(args, reply_slots, "paraphrase", {"code": str, "text": str})
+    cases = make_cases(args.files, "paraphrase", reply_slots)
+    answers = ask(args, cases, "paraphrase", {"code": str, "text": str})
     texts = {dialogue.id: [] for dialogue in load_dialogues(*args.files)}
     for answer in answers:
         texts[answer["id"]].append((answer["found"] or {}).get("text"))

@@ -28,7 +28,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from emotion import FAILURE_BELOW, SUCCESS, need_of
-from tools.asking import add_judge_flags, ask, ask_files, made_by
+from tools.asking import add_judge_flags, ask, made_by
 from tools.dialogues import (
     cell,
     check_files,
@@ -176,7 +176,8 @@ def tag_files(args):
     determines the strategies, and the answers are None."""
     answers = None
     if args.judge:
-        answers = ask_files(args, reply_slots, "strategies", SCHEMA)
+        cases = make_cases(args.files, "strategies", reply_slots)
+        answers = ask(args, cases, "strategies", SCHEMA)
     in_order = iter(answers or ())
     dialogues_of = {}
     for path in args.files:
@@ -300,7 +301,7 @@ def draw(places, picture):
     figure.savefig(picture)
 
 
-# ---------------------------------------------------------------------------------------------- main
+# --------------------------------------------------------------------------------------------- main
 
 
 def strategies(args):
