@@ -113,7 +113,7 @@ def load_text(name, lang):
     return read_text(PROMPTS / lang / f"{name}.txt").strip()
 
 
-def made_by(answers):
+def source_of(answers):
     """Which judge gave these answers: a line below a table, after a warning if the judge is a
     script. A table never has two judges."""
     settings = ", ".join(f"{key} {answers[0][key]}" for key in ("judge", "prompt", "temperature"))

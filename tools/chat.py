@@ -101,8 +101,8 @@ def show(args):
 
     episode = asyncio.run(talk())
     scale = scale_in_words(settings["start"], settings["max_turns"])
-    ended = "you" if args.as_policy and episode.ended == "context" else episode.ended
-    print(f"ended by {ended}, final emotion {episode.emotion} ({scale})")
+    end = "you" if args.as_policy and episode.ended == "context" else episode.ended
+    print(f"ended by {end}, final emotion {episode.emotion} ({scale})")
     print(fold(hidden_need(profile)))
     return 0
 

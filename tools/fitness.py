@@ -265,11 +265,11 @@ def show(results, gains, calls, title):
     outcomes = Counter(outcome for row in results for outcome in row["outcomes"])
     changes = Counter(row["change"] for row in results if "change" in row)
     [(commonest, count)] = changes.most_common(1) or [(0, 0)]
-    total, failed, n = outcomes.total(), outcomes["failed"], changes.total()
-    readable, share = outcomes["read"] / max(1, total - failed), count / max(1, n)
+    total, failures, n = outcomes.total(), outcomes["failed"], changes.total()
+    readable, share = outcomes["read"] / max(1, total - failures), count / max(1, n)
     table = {
-        "questions that failed": without_interval(failed / total, total),
-        "answers read at the first try": without_interval(readable, total - failed),
+        "questions that failed": without_interval(failures / total, total),
+        "answers read at the first try": without_interval(readable, total - failures),
         "seconds a call": mean_of("seconds", calls),
         "tokens a call": mean_of("tokens", calls),
         "different changes": without_interval(len(changes), n),
@@ -292,7 +292,7 @@ def show(results, gains, calls, title):
     overall = auc_between(results, LIFTING, NOT_LIFTING)
     table["AUC, all that lift over all that do not"] = overall
     show_table(title, ["value", "low", "high", "n"], table, READING)
-    if failed > MAX_LOST * total:
+    if failures > MAX_LOST * total:
         raise TooManyLost("more than a fifth of the questions failed; give the same command again")
     grade, lacking = verdict(readable, share, overall[1])
     print("\n" + fold(f"verdict: {grade}{lacking and ': '}{lacking}"))

@@ -31,7 +31,7 @@ from operator import itemgetter
 import numpy as np
 
 from simulator import EMOTION_SCHEMA
-from tools.asking import add_judge_flags, ask, made_by
+from tools.asking import add_judge_flags, ask, source_of
 from tools.dialogues import (
     check_files,
     check_picture,
@@ -235,12 +235,12 @@ def judge(args):
         means[path], tables[path] = score_file(rows)
         if "grades" in schema:
             tables[path]["correlation"] = correlation_of(means[path])
-        show_table(f"{name}, {path}", COLUMNS, tables[path], made_by(answers) + READING)
+        show_table(f"{name}, {path}", COLUMNS, tables[path], source_of(answers) + READING)
     result = {"answers": answers, "means": means, "tables": tables}
     if len(means) == 2:
         result["paired"] = paired_differences(*means.values())
         title = "the second FILE minus the first, paired over dialogues"
-        show_table(title, COLUMNS[:4], result["paired"], made_by(answers))
+        show_table(title, COLUMNS[:4], result["paired"], source_of(answers))
     write_outputs(args, f"judge {name}", result)
     if args.picture:
         draw(tables, args.picture)

@@ -32,7 +32,7 @@ from tqdm.asyncio import tqdm
 from partners import USUAL_USER, user_label
 from people import check_playable
 from players import make_simulator
-from tools.asking import ask, made_by, open_call_log
+from tools.asking import ask, open_call_log, source_of
 from tools.dialogues import (
     check_files,
     load_dialogues,
@@ -61,8 +61,8 @@ def same_user(args):
     """Put whole dialogues to the recorded user again. Returns the exit code: 1 if it does not feel
     what was recorded. Raises BadInput."""
     rows, settings = load_rows(args)
-    recorded = USUAL_USER | rows[0]["made_by"]
-    if args.difficulty or models_of(settings) != models_of(recorded):
+    original = USUAL_USER | rows[0]["made_by"]
+    if args.difficulty or models_of(settings) != models_of(original):
         raise BadInput(f"{args.files[0]}: recorded with another user; other-user asks this one")
     users = make_users(args, settings)  # without a log: they shall answer anew
     feelings = asyncio.run(hear_all(rows, users, {"": None}))
@@ -130,7 +130,7 @@ def reword(args):
     texts = {dialogue.id: [] for dialogue in load_dialogues(*args.files)}
     for answer in answers:
         texts[answer["id"]].append((answer["found"] or {}).get("text"))
-    return list(texts.values()) * args.times, made_by(answers)
+    return list(texts.values()) * args.times, source_of(answers)
 
 
 def models_of(settings):

@@ -28,7 +28,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from emotion import FAILURE_BELOW, SUCCESS, need_of
-from tools.asking import add_judge_flags, ask, made_by
+from tools.asking import add_judge_flags, ask, source_of
 from tools.dialogues import (
     cell,
     check_files,
@@ -197,7 +197,7 @@ def tag_files(args):
 def count_strategies(args):
     """Tag each reply of each file, and show what is counted. Returns the exit code."""
     dialogues_of, answers = tag_files(args)
-    source = made_by(answers) if answers else "The toy's grammar determines the tags exactly. "
+    source = source_of(answers) if answers else "The toy's grammar determines the tags exactly. "
     files = {}
     for path, dialogues in dialogues_of.items():
         files[path] = counts = strategies_of(dialogues)
@@ -279,7 +279,7 @@ def place_files(args):
     for name, path in zip(models, args.files):
         x, y = (mean([answer[name][axis] / 100 for answer in readable]) for axis in "xy")
         places[path] = [x, y, len(readable)]
-    show_table("coordinate", ["x", "y", "n"], places, made_by(answers))
+    show_table("coordinate", ["x", "y", "n"], places, source_of(answers))
     answers = {"reasons": reasons, "character": characters, "strategies": tags, "place": answers}
     write_outputs(args, "strategies coordinate", {"placed": places, "answers": answers})
     if args.picture:
