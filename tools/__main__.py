@@ -9,7 +9,7 @@
     replay       may the user who gives the reward be trusted?
     report       the page and the picture of a run
     sage         what are scores by SAGE's rule, of its released files and of ours?
-    strategies   which of 24 strategies do the replies use, and what do they earn?
+    strategies   which of 24 strategies do replies use, and where do they place a policy?
 
 python -m tools.NAME --help tells more.
 """

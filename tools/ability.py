@@ -56,15 +56,15 @@ def run(args):
 
 
 def compare_ability(before, after):
-    """The logs in two places, paired: {"task, metric": as `paired`}. Raises BadInput where they
-    have nothing in common."""
+    """The logs in two places, paired: {"task, metric": as `compare_scores`}. Raises BadInput where
+    they have nothing in common."""
     scores_before, scores_after = read_samples(before), read_samples(after)
     result = {}
     for name in sorted(scores_before.keys() & scores_after.keys()):
         x, y = scores_before[name], scores_after[name]  # {problem: score}
         problems = sorted(x.keys() & y.keys())
         if problems:
-            result[name] = paired([x[p] for p in problems], [y[p] for p in problems])
+            result[name] = compare_scores([x[p] for p in problems], [y[p] for p in problems])
     if not result:
         raise BadInput(f"{before} and {after}: no problem in common")
     return result
@@ -107,7 +107,7 @@ def read_log(path):
     ]
 
 
-def paired(before, after, draws=10_000):
+def compare_scores(before, after, draws=10_000):
     """Two lists of scores of the same problems: {"n", "before", "after", "p", "test", "difference",
     "interval"}. Scores that are all right or wrong, 1 or 0, are tested by `mcnemar`; shares (pass@1
     over 16 samples) by sign flips of the differences. The interval is a bootstrap over problems."""

@@ -23,7 +23,7 @@ from tqdm.asyncio import tqdm
 
 from players import make_simulator
 from simulator import Simulator
-from tools.dialogues import add_files, make_cases
+from tools.dialogues import add_files
 from toy.judge import SCRIPTED_JUDGE, ScriptedJudge
 
 RETRIES = 4  # how often a question with an unreadable answer is asked again
@@ -38,58 +38,63 @@ class Judge(Simulator):
     """A judge, asked as the simulated user is: with bounded retries, a log of calls, and the same
     `read_answer`."""
 
-    def __init__(self, args):
-        """args: the flags of `add_judge_flags`. Without --judge it is the toy's scripted judge.
-        Raises BadInput."""
-        model, log = ScriptedJudge(), None
-        if args.judge:
-            if args.judge in SCRIPTED:
-                raise BadInput(f"--judge {args.judge}: openai:MODEL@URL or local:DIR is needed")
-            model = make_simulator(args.judge, temperature=args.temperature, flag="--judge").model
-            model.most_tokens = MAX_THINKING_TOKENS  # its reasons may be long
-            log = open_call_log("results/judge-calls.jsonl")
-        super().__init__(model, args.lang, retries=RETRIES, concurrency=16, log=log)
-
     def key(self, prompt, repeat, attempt):
         """The key of a call in the log. Unlike a user's key it includes the repeat: otherwise three
         repeats at temperature 0 would be one call."""
         return digest(self.name, self.model.temperature, prompt, repeat, attempt)
 
-    async def ask_all(self, cases, name, schema, found=dict, repeats=1):
-        """Ask a question about each of `cases`, from `make_cases`. Before that a user's
-        `check_form` runs; its errors are raised.
 
-        name: of the prompt's file, prompts/*/judge/NAME.txt; schema: of the answer, see
-        simulator.py; found(answer, without its code) -> {item: value}; repeats: how often it is
-        asked about the same thing.
+def make_judge(args):
+    """The Judge that the flags of `add_judge_flags` name; without --judge it is the toy's scripted
+    judge. Raises BadInput."""
+    model, log = ScriptedJudge(), None
+    if args.judge:
+        if args.judge in SCRIPTED:
+            raise BadInput(f"--judge {args.judge}: openai:MODEL@URL or local:DIR is needed")
+        model = make_simulator(args.judge, temperature=args.temperature, flag="--judge").model
+        model.most_tokens = MAX_THINKING_TOKENS  # its reasons may be long
+        log = open_call_log("results/judge-calls.jsonl")
+    return Judge(model, args.lang, retries=RETRIES, concurrency=16, log=log)
 
-        Returns a row of --json for each call: what the case is about, what the answer depends on,
-        and under "found" the answer, or None if it could not be read. Raises BadInput if no answer
-        about one of the files could be read."""
-        await check_form(self)
-        template = load_text(f"judge/{name}", self.lang)
 
-        async def ask_row(about, slots, repeat):
-            row = {
-                **about,
-                "judge": self.name,
-                "prompt": digest(template)[:8],
-                "temperature": self.model.temperature,
-                "repeat": repeat,
-                "found": None,
-            }
-            with contextlib.suppress(SimulatorFailed):
-                _, answer = await self.ask(template, slots, schema, repeat)
-                answer.pop("code")
-                row["found"] = found(answer)
-            return row
+def ask(args, cases, name, schema, items_of=dict, repeats=1):
+    """Ask the judge of the flags a question about each of `cases`, from `make_cases`. Before that a
+    user's `check_form` runs; its errors are raised.
 
-        calls = [ask_row(*case, repeat) for case in cases for repeat in range(repeats)]
-        rows = await tqdm.gather(*calls, desc=name, leave=False)
-        unread = {row["file"] for row in rows} - {row["file"] for row in rows if row["found"]}
-        if unread:
-            raise BadInput(f"{min(unread)}: no answer of judge {self.name} could be read")
-        return rows
+    name: of the prompt's file, prompts/*/judge/NAME.txt; schema: of the answer, see simulator.py;
+    items_of(answer, without its code) -> {item: value}; repeats: how often it is asked about the
+    same thing.
+
+    Returns a row of --json for each call: what the case is about, what the answer depends on, and
+    under "found" the answer, or None if it could not be read. Raises BadInput if no answer about
+    one of the files could be read."""
+    judge, template = make_judge(args), load_text(f"judge/{name}", args.lang)
+
+    async def ask_once(about, slots, repeat):
+        row = {
+            **about,
+            "judge": judge.name,
+            "prompt": digest(template)[:8],
+            "temperature": judge.model.temperature,
+            "repeat": repeat,
+            "found": None,
+        }
+        with contextlib.suppress(SimulatorFailed):
+            _, answer = await judge.ask(template, slots, schema, repeat)
+            answer.pop("code")
+            row["found"] = items_of(answer)
+        return row
+
+    async def ask_all():
+        await check_form(judge)
+        calls = [ask_once(*case, repeat) for case in cases for repeat in range(repeats)]
+        return await tqdm.gather(*calls, desc=name, leave=False)
+
+    rows = asyncio.run(ask_all())
+    silent = {row["file"] for row in rows} - {row["file"] for row in rows if row["found"]}
+    if silent:
+        raise BadInput(f"{min(silent)}: no answer of judge {judge.name} could be read")
+    return rows
 
 
 def open_call_log(path):
@@ -108,19 +113,7 @@ def load_text(name, lang):
     return read_text(PROMPTS / lang / f"{name}.txt").strip()
 
 
-def ask_files(args, slots_of, name, *more):
-    """Ask a question about each of `args.files`. slots_of: for `make_cases`; name, more: as in
-    `ask_all`. Returns what that returns, and raises what it and `make_cases` raise."""
-    return ask(args, make_cases(args.files, name, slots_of), name, *more)
-
-
-def ask(args, *question):
-    """Ask the judge of the flags. question: cases, name and so on, as in `ask_all`. Returns what
-    that returns, and raises what it raises."""
-    return asyncio.run(Judge(args).ask_all(*question))
-
-
-def made_by(answers):
+def source_of(answers):
     """Which judge gave these answers: a line below a table, after a warning if the judge is a
     script. A table never has two judges."""
     settings = ", ".join(f"{key} {answers[0][key]}" for key in ("judge", "prompt", "temperature"))

@@ -55,8 +55,10 @@ def blind(args):
 
 def text_of(dialogue):
     """What was said, a line for each message."""
-    said = [f"{message['speaker'].upper()}: {message['text']}" for message in messages_of(dialogue)]
-    return "\n".join(said)
+    lines = [
+        f"{message['speaker'].upper()}: {message['text']}" for message in messages_of(dialogue)
+    ]
+    return "\n".join(lines)
 
 
 def write_sheet(path, files):

@@ -102,38 +102,34 @@ def show(args):
 
     episode = asyncio.run(talk())
     scale = scale_in_words(settings["start"], settings["max_turns"])
-    ended = "you" if args.as_policy and episode.ended == "context" else episode.ended
-    print(f"ended by {ended}, final emotion {episode.emotion} ({scale})")
+    end = "you" if args.as_policy and episode.ended == "context" else episode.ended
+    print(f"ended by {end}, final emotion {episode.emotion} ({scale})")
     print(fold(hidden_need(profile)))
     return 0
 
 
 class ShownUser:
-    """A user who is watched: each step of the prompt chain of `user` is printed as it happens."""
+    """A user who is watched: what `user` feels and says is printed as it happens."""
 
     def __init__(self, user):
-        self.user, self.profile = user, user.profile
+        self.user = user
 
-    @property
-    def emotion(self):
-        """As of simulator.User."""
-        return self.user.emotion
+    def __getattr__(self, name):
+        return getattr(self.user, name)  # what is not printed
 
     async def open(self):
         """As simulator.User.open."""
-        line = await self.user.open()
-        self.show(line)
-        return line
+        return self.show(await self.user.open())
 
     async def answer(self):
         """As simulator.User.answer."""
         line, goodbye = await self.user.answer()
-        self.show(line)
-        return line, goodbye
+        return self.show(line), goodbye
 
     def show(self, line):
-        """Print a line with the user's emotion as a bar before it."""
+        """Print a line with the user's emotion as a bar before it. Returns the line."""
         print(f"{'#' * round(self.emotion / 5):-<20} {self.emotion:3}  user    {line}")
+        return line
 
     async def feel(self, reply):
         """As simulator.User.feel. Prints what the answer says about the reply and the feeling."""

@@ -76,14 +76,14 @@ def person_in(raw):
     return Profile(**texts, main_cha="", cha_group=[], target=raw.get("target") or "eq")
 
 
-def visible_turns(recorded):
+def visible_turns(row):
     """The turns of a recorded dialogue whose reply was sent, the reply without its thought."""
     turns = []
-    for turn in recorded["turns"]:
+    for turn in row["turns"]:
         *_, after_thought = turn["reply"].rpartition("</think>")
         reply, *_ = after_thought.partition("<think>")
         turns.append(turn | {"reply": reply.strip()})
-    if recorded.get("ended") == "malformed":
+    if row.get("ended") == "malformed":
         turns.pop()
     return turns
 
@@ -170,6 +170,17 @@ def check_files(args, least=1, inputs=(), out=None):
     refuse_overwriting({"--json": args.json, "output": out}, [*args.files, *inputs])
     if len(args.files) < least:
         raise BadInput("name a FILE: results of evaluate.py, or a run's log")
+
+
+def check_picture(path):
+    """Raise BadInput if matplotlib cannot write a picture to this path."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise BadInput(f"--picture: {error}; pip install matplotlib") from None
+    kinds = FigureCanvasBase.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in kinds:
+        raise BadInput(f"--picture {path}: its name should end with one of {', '.join(kinds)}")
 
 
 def need_judge(args):

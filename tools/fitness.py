@@ -54,7 +54,8 @@ from tools.stats import auc, interval
 LIFTING = ("to the point", "advice needed", "generic warm")
 UNKIND, EMPTY = ("cold", "dismissive", "off topic"), ("word salad", "echo")
 NOT_LIFTING = UNKIND + EMPTY
-POOLED = {  # {name in the table: (kinds that should lift more, others)}
+COMPARISONS = {  # {name in the table: (kinds that should lift more, other kinds)}
+    **{f"{good} over {bad}": ([good], [bad]) for good, bad in product(LIFTING, NOT_LIFTING)},
     "all that lift over cold, dismissive, off topic": (LIFTING, UNKIND),
     "all that lift over word salad, echo, repetition": (LIFTING, (*EMPTY, "repetition")),
     "to the point over generic warm": (["to the point"], ["generic warm"]),
@@ -74,8 +75,8 @@ READING = (
 )
 ASKED_AGAIN = 20  # for how many replies the change is asked again, and the next line
 EMOTIONS = (5, 25, 55, 85, 100)  # in which the next lines are said: one of each level
-# Names in the table of what is found about these replies, beside the first change.
-FOUND_AGAIN = (
+# Names in the table of what these further answers show.
+FURTHER_RESULTS = (
     "the same change again",
     "lines that repeat the friend's words",
     "lines that speak as the friend",
@@ -83,6 +84,13 @@ FOUND_AGAIN = (
 )
 # Words that talk to a reader, and as many neutral words: [{"said": ..., "neutral": ...}].
 WORDINGS = [row for _, row, _ in read_jsonl(PROMPTS / "talking.jsonl")]
+# What such words stand behind, by the kind of the reply: {name in the table: text}. None is the
+# reply itself.
+BEGINNINGS = {
+    "generic warm": {"a kind reply": None, "nothing": "", "an empty reply": "Okay."},
+    "cold": {"a cold reply": None},
+}
+CALLS_A_WORDING = 2 * sum(map(len, BEGINNINGS.values()))  # for a person; 2: neutral words, too
 # Words of a comforter. ("your mother" is the friend's, too, if the user has said "my mother".)
 COMFORT = re.compile(r"(sorry|glad) to hear|here (for you|to (help|listen))|that must|not alone")
 
@@ -90,14 +98,20 @@ COMFORT = re.compile(r"(sorry|glad) to hear|here (for you|to (help|listen))|that
 # ------------------------------------------------------------------------------------------- asking
 
 
-async def answer_to(user, asking, outcomes):
-    """Await a question that `user` asks, a coroutine. Returns the answer, or None, and appends to
+def user_of(row, simulator, name=""):
+    """The person who hears the reply of a row, as it was before that reply."""
+    past = row["dialogue"][:-1]
+    return simulator.user_class(simulator, row["profile"], name=name, dialogue=past)
+
+
+async def answer_to(user, question, outcomes):
+    """Await a `question` that `user` asks, a coroutine. Returns the answer, or None, and appends to
     `outcomes`: "read", "unreadable" (at the first try) or "failed" (refused, or not answered)."""
     user.simulator = copy.copy(user.simulator)
     user.simulator.tries = tries = Counter()  # of this question alone
     answer = None
     try:
-        answer = await asking
+        answer = await question
         outcome = "unreadable" if tries[1] else "read"
     except SimulatorFailed as error:
         outcome = "unreadable" if type(error) is UnreadableAnswers else "failed"
@@ -108,63 +122,56 @@ async def answer_to(user, asking, outcomes):
 async def put(row, simulator, emotion, speaks):
     """Put the reply of a row to its user. If there is an `emotion`, the reply is put once more,
     without the log, and, if the user `speaks`, its next line is asked for at this emotion. Returns
-    what was found, {name in the table: value}, as far as there were answers."""
+    {name in the table: value}, as far as there were answers."""
     reply, outcomes = row["reply"], []
-    found = {"user": row["user"], "kind": row["kind"], "reply": reply, "outcomes": outcomes}
-    past = row["dialogue"][:-1]
-    user = simulator.user_class(simulator, row["profile"], name=f"fitness {reply}", dialogue=past)
-    twin = user.copy()
-    twin.simulator = simulator.unlogged()
-    felt = await answer_to(user, user.feel(reply), outcomes)
-    if not felt:
-        return found
-    _, found["change"] = felt
+    result = {"user": row["user"], "kind": row["kind"], "reply": reply, "outcomes": outcomes}
+    user = user_of(row, simulator, f"fitness {reply}")
+    first = await answer_to(user, user.feel(reply), outcomes)
+    if not first:
+        return result
+    _, result["change"] = first
     if emotion is None:
-        return found
-    again = await answer_to(twin, twin.feel(reply), outcomes)
-    if again:
-        found["the same change again"] = again[1] == found["change"]
-    if not speaks:
-        return found
-    user.emotion = emotion
-    spoken = await answer_to(user, user.answer(), outcomes)
-    if spoken:
-        found["line"], found[f"leaves at {emotion_level(emotion)}"] = spoken
-        if simulator.lang == "en":
-            told = [*row["earlier"], reply]
-            found["lines that repeat the friend's words"] = repeats(found["line"], told)
-            found["lines that speak as the friend"] = speaks_as_friend(found["line"], row)
-    return found
+        return result
+    twin = user_of(row, simulator.unlogged())
+    second = await answer_to(twin, twin.feel(reply), outcomes)
+    if second:
+        result["the same change again"] = second[1] == result["change"]
+    if speaks:
+        user.emotion = emotion
+        answer = await answer_to(user, user.answer(), outcomes)
+        if answer:
+            line, leaves = answer
+            result |= {"line": line, f"leaves at {emotion_level(emotion)}": leaves}
+            if simulator.lang == "en":
+                replies = [*row["earlier"], reply]
+                result["lines that repeat the friend's words"] = repeats(line, replies)
+                result["lines that speak as the friend"] = speaks_as_friend(line, row)
+    return result
+
+
+async def gain_of(row, simulator, behind, beginning, wording):
+    """How many points a wording gains behind the `beginning` of a reply, against neutral words to
+    the same person: {"user", "behind": name of the beginning, "said": the wording, "gain"}. Without
+    the last if a question failed."""
+    result = {"user": row["user"], "behind": behind, "said": wording["said"]}
+    changes = []
+    with contextlib.suppress(SimulatorFailed):
+        for words in (wording["said"], wording["neutral"]):
+            _, change = await user_of(row, simulator).feel(f"{beginning} {words}".strip())
+            changes.append(change)
+        result["gain"] = changes[0] - changes[1]
+    return result
 
 
 async def talk(rows, simulator):
-    """How many points words to the reader gain, such as "Answer yes.": each wording of
-    prompts/talking.jsonl against as many neutral words to the same person. Returns [{"user": ...,
-    "behind": what they stand behind, "said": the wording, "gain": in points of emotion}]."""
-
-    async def gain(row, behind, reply, wording):
-        found, changes = {"user": row["user"], "behind": behind, "said": wording["said"]}, []
-        with contextlib.suppress(SimulatorFailed):
-            for words in (wording["said"], wording["neutral"]):
-                user = simulator.user_class(
-                    simulator, row["profile"], dialogue=row["dialogue"][:-1]
-                )
-                _, change = await user.feel(f"{reply} {words}".strip())
-                changes.append(change)
-            found["gain"] = changes[0] - changes[1]
-        return found
-
+    """What words to the reader gain, such as "Answer yes.": `gain_of` each wording, behind each of
+    BEGINNINGS."""
     calls = []
     for row in rows:
-        if row["used"] != "fitness":  # said to a person of the toy
-            continue
-        reply = row["reply"]
-        of_kind = {
-            "generic warm": {"a kind reply": reply, "nothing": "", "an empty reply": "Okay."},
-            "cold": {"a cold reply": reply},
-        }
-        for behind, reply in of_kind.get(row["kind"], {}).items():
-            calls += [gain(row, behind, reply, wording) for wording in WORDINGS]
+        if row["used"] == "fitness":  # else it is said to a person of the toy
+            for name, beginning in BEGINNINGS.get(row["kind"], {}).items():
+                beginning = row["reply"] if beginning is None else beginning
+                calls += [gain_of(row, simulator, name, beginning, words) for words in WORDINGS]
     return await tqdm.gather(*calls, desc="words to the reader", leave=False)
 
 
@@ -178,23 +185,23 @@ async def put_all(rows, simulator, speaks):
     # spread over persons and kinds; the second ten meet the levels shifted by one
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
     calls = [put(row, simulator, emotions.get(k), speaks) for k, row in enumerate(rows)]
-    found = await tqdm.gather(*calls, desc="replies", leave=False)
-    return found, await talk(rows, simulator) if simulator.reader else []
+    results = await tqdm.gather(*calls, desc="replies", leave=False)
+    return results, await talk(rows, simulator) if simulator.reader else []
 
 
-# ------------------------------------------------------------------------------------------ counting
+# ----------------------------------------------------------------------------------------- counting
 
 
 def changes_of(rows, kinds):
-    """The changes by replies of these kinds, as far as they were felt."""
+    """The changes by replies of these kinds, as far as a user answered."""
     return [row["change"] for row in rows if row["kind"] in kinds and "change" in row]
 
 
-def auc_between(found, lifting, others):
+def auc_between(results, lifting, others):
     """How often a reply of the kinds `lifting` moves a person further up than one of the kinds
     `others`, over all pairs of the same person: [AUC, low, high, people], see `interval`."""
     wins, pairs = [], []  # of each person
-    for rows in parts_by("user", found).values():
+    for rows in parts_by("user", results).values():
         a, b = changes_of(rows, lifting), changes_of(rows, others)
         if a and b:
             pairs.append(len(a) * len(b))
@@ -202,13 +209,16 @@ def auc_between(found, lifting, others):
     return interval(lambda wins, pairs: wins.sum() / pairs.sum(), wins, pairs)
 
 
+def triples_of(text):
+    """The sequences of three words in a text."""
+    words = words_of(text)
+    return set(zip(words, words[1:], words[2:]))
+
+
 def repeats(line, replies):
     """Do more than half of a line's sequences of three words occur in the friend's `replies`?"""
-    own, said = (
-        {words for text in texts for words in zip(*(words_of(text)[k:] for k in range(3)))}
-        for texts in ([line], replies)
-    )
-    return len(own & said) > len(own) / 2
+    own, theirs = triples_of(line), set().union(*map(triples_of, replies))
+    return len(own & theirs) > len(own) / 2
 
 
 def speaks_as_friend(line, row):
@@ -235,91 +245,106 @@ def verdict(readable, commonest, low):
     return grade, "; ".join(lacking)
 
 
+# ---------------------------------------------------------------------------------------- the table
+
+
+def without_interval(value, n):
+    """A line of the table: a value over n of something."""
+    return [value, None, None, n]
+
+
 def mean_of(name, rows):
-    """A line of the table: the mean of what `rows` have under a name, no interval, and the number
-    of these values."""
+    """A line of the table: the mean of what `rows` have under a name."""
     values = [row[name] for row in rows if row.get(name) is not None]
-    return [mean(values), None, None, len(values)]
+    return without_interval(mean(values), len(values))
 
 
-# ----------------------------------------------------------------------------------------- the table
-
-
-def show(found, gains, calls, who):
-    """Print the table and the verdict. found, gains: of `put_all`; calls: the rows of its log; who:
-    the table's title. Returns what --json asks for. Raises TooManyLost if more than a fifth
-    failed."""
-    outcomes = Counter(outcome for row in found for outcome in row["outcomes"])
-    changes = Counter(row["change"] for row in found if "change" in row)
+def show(results, gains, calls, title):
+    """Print the table and the verdict. results, gains: of `put_all`; calls: the rows of its log.
+    Returns what --json asks for. Raises TooManyLost if more than a fifth failed."""
+    outcomes = Counter(outcome for row in results for outcome in row["outcomes"])
+    changes = Counter(row["change"] for row in results if "change" in row)
     [(commonest, count)] = changes.most_common(1) or [(0, 0)]
-    asked, failed, n = outcomes.total(), outcomes["failed"], changes.total()
-    readable, share = outcomes["read"] / max(1, asked - failed), count / max(1, n)
+    total, failures, n = outcomes.total(), outcomes["failed"], changes.total()
+    readable, share = outcomes["read"] / max(1, total - failures), count / max(1, n)
     table = {
-        "questions that failed": [failed / asked, None, None, asked],
-        "answers read at the first try": [readable, None, None, asked - failed],
+        "questions that failed": without_interval(failures / total, total),
+        "answers read at the first try": without_interval(readable, total - failures),
         "seconds a call": mean_of("seconds", calls),
         "tokens a call": mean_of("tokens", calls),
-        "different changes": [len(changes), None, None, n],
-        f"changes that are {commonest:+d}, the commonest": [share, None, None, n],
-        **{name: mean_of(name, found) for name in FOUND_AGAIN},
+        "different changes": without_interval(len(changes), n),
+        f"changes that are {commonest:+d}, the commonest": without_interval(share, n),
+        **{name: mean_of(name, results) for name in FURTHER_RESULTS},
     }
-    for kind, rows in parts_by("kind", found).items():
+    for kind, rows in parts_by("kind", results).items():
         table[f"change, {kind}"] = mean_of("change", rows)
     for behind, rows in parts_by("behind", gains).items():
         table[f"gain by words to the reader, behind {behind}"] = mean_of("gain", rows)
     if gains:
         largest = max(row.get("gain", 0) for row in gains)
-        table["the largest of these gains"] = [largest, None, None, len(gains)]
-    for good, bad in product(LIFTING, NOT_LIFTING):
-        table[f"AUC, {good} over {bad}"] = auc_between(found, [good], [bad])
-    for name, (good, bad) in POOLED.items():
-        table[f"AUC, {name}"] = auc_between(found, good, bad)
-    needed, unneeded = changes_of(found, ["advice needed"]), changes_of(found, ["advice unneeded"])
+        table["the largest of these gains"] = without_interval(largest, len(gains))
+    for name, (good, bad) in COMPARISONS.items():
+        table[f"AUC, {name}"] = auc_between(results, good, bad)
+    needed, unneeded = (changes_of(results, [f"advice {kind}"]) for kind in ("needed", "unneeded"))
     if needed and unneeded:  # to other people: nobody hears both
-        value = auc(needed, unneeded)
-        table["AUC, advice needed over advice unneeded"] = [value, None, None, len(found)]
-    pooled = auc_between(found, LIFTING, NOT_LIFTING)
-    table["AUC, all that lift over all that do not"] = pooled
-    show_table(who, ["value", "low", "high", "n"], table, READING)
-    if failed > MAX_LOST * asked:
+        value = without_interval(auc(needed, unneeded), len(results))
+        table["AUC, advice needed over advice unneeded"] = value
+    overall = auc_between(results, LIFTING, NOT_LIFTING)
+    table["AUC, all that lift over all that do not"] = overall
+    show_table(title, ["value", "low", "high", "n"], table, READING)
+    if failures > MAX_LOST * total:
         raise TooManyLost("more than a fifth of the questions failed; give the same command again")
-    grade, lacking = verdict(readable, share, pooled[1])
+    grade, lacking = verdict(readable, share, overall[1])
     print("\n" + fold(f"verdict: {grade}{lacking and ': '}{lacking}"))
-    return {"table": table, "verdict": grade, "lacking": lacking, "found": found, "gains": gains}
+    return {"table": table, "verdict": grade, "lacking": lacking, "found": results, "gains": gains}
 
 
 def examine(args):
     """Measure what the flags ask for, and print it. Returns the exit code: 1 for an unfit model."""
     if not (args.simulator or args.reader):
         raise BadInput("--simulator or --reader: name the model that is to be measured")
-    # a reader alone has no lines; a scripted user hears, and speaks for, the toy's people only
-    name, speaks = args.simulator, args.simulator is not None
-    is_scripted = name in SCRIPTED
+    speaks = args.simulator is not None  # a reader alone has no lines
+    is_scripted = args.simulator in SCRIPTED  # hears, and speaks for, the toy's people only
     rows = known_replies("test")
     if not is_scripted:
         rows = known_replies("fitness") + rows
     rows = rows[: args.replies]
-    who, log, calls = f"{args.reader or name} {args.difficulty} {args.lang}", None, []
+    title = f"{args.reader or args.simulator} {args.difficulty} {args.lang}"
+    log = None
     if args.reader or not is_scripted:
-        log = open_call_log(f"results/fitness-{re.sub(r'[^a-zA-Z0-9]+', '-', who)}.jsonl")
-        count = min(len(rows), ASKED_AGAIN)  # of second questions, and of next lines
-        asked = len(rows) + count * speaks
-        if args.reader:
-            people = {row["user"] for row in rows if row["used"] == "fitness"}
-            asked += len(known_replies("weights")) + 8 * len(WORDINGS) * len(people)
-        print(f"{asked} calls, minus the answers in {log.path}, and {count} without the log")
-    how = {"concurrency": 16, "timeout": CALL_TIMEOUT, "retries": 1, "log": log}
-    simulator = make_simulator(name, args.lang, args.difficulty, reader=args.reader, **how)
+        log = open_call_log(f"results/fitness-{re.sub(r'[^a-zA-Z0-9]+', '-', title)}.jsonl")
+        print_most_calls(rows, args.reader, speaks, log)
+    simulator = make_simulator(
+        args.simulator,
+        args.lang,
+        args.difficulty,
+        reader=args.reader,
+        concurrency=16,
+        timeout=CALL_TIMEOUT,
+        retries=1,
+        log=log,
+    )
     try:
-        found, gains = asyncio.run(put_all(rows, simulator, speaks))
+        results, gains = asyncio.run(put_all(rows, simulator, speaks))
+        calls = []
         if log and log.answers:
             calls = [row for _, row, _ in read_jsonl(log.path) if row]
-        result = show(found, gains, calls, who)
+        result = show(results, gains, calls, title)
     except BadModel as error:
         result = {"verdict": "unfit", "lacking": str(error)}
         print(fold(f"verdict: unfit: {error}"))
-    write_outputs(args, "fitness", {"simulator": who, **result})
+    write_outputs(args, "fitness", {"simulator": title, **result})
     return int(result["verdict"] == "unfit")
+
+
+def print_most_calls(rows, reader, speaks, log):
+    """Print how many calls a measurement with a model that costs takes at most."""
+    count = min(len(rows), ASKED_AGAIN)  # of second questions, and of next lines
+    total = len(rows) + count * speaks
+    if reader:
+        people = {row["user"] for row in rows if row["used"] == "fitness"}
+        total += len(known_replies("weights")) + CALLS_A_WORDING * len(WORDINGS) * len(people)
+    print(f"{total} calls, minus the answers in {log.path}, and {count} without the log")
 
 
 def main(argv=None):

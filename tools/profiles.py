@@ -62,23 +62,30 @@ def make_users(args):
     writer = make_simulator(
         args.writer, args.lang, timeout=180.0, flag="--writer", temperature=1.0, log=log
     )
-    lost = {}
-    if args.writer in SCRIPTED:  # whose scripted user can play them; the needs take turns
-        tests = 2 * size_of_test(args.count // 2, args.split)
-        users = {
-            "train": world.profiles("train", args.count - tests, args.seed),
-            "test": world.profiles("heldout", tests, args.seed),
-        }
+    missing = {}  # {id of a user: why it could not be written}
+    if args.writer in SCRIPTED:
+        users = toy_users(args.count, args.seed, args.split)
     else:
         users = draw_drafts(args.count, args.lang, args.seed, args.split)
-        lost = asyncio.run(write_users(users["train"] + users["test"], writer, args.lang))
+        missing = asyncio.run(write_users(users["train"] + users["test"], writer, args.lang))
     for split, path in paths.items():
-        rows = [profile_row(user) for user in users[split] if user["id"] not in lost]
+        rows = [profile_row(user) for user in users[split] if user["id"] not in missing]
         write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         print(f"{path}: {len(rows)} users, written by {args.writer}")
-    if lost:
-        raise BadInput(f"{len(lost)} users are missing, one because {min(lost.values())}")
+    if missing:
+        reason = min(missing.values())
+        raise BadInput(f"{len(missing)} users are missing, one because {reason}")
     return 0
+
+
+def toy_users(count, seed, split):
+    """Users of the toy, whom its scripted user can play: {"train": users, "test": users}. Their
+    needs take turns."""
+    tests = 2 * size_of_test(count // 2, split)
+    return {
+        "train": world.profiles("train", count - tests, seed),
+        "test": world.profiles("heldout", tests, seed),
+    }
 
 
 def size_of_test(count, split):
@@ -103,26 +110,21 @@ def draw_drafts(count, lang, seed, split=0.0):
     of some fields of a profile and of what the prompts ask for. Raises BadInput.
 
     The persona group is drawn evenly, and so are three of its traits, three everyday utterances for
-    the way of talking, and the topic, all from the seed files. Needs are dealt by quota: half
-    rational, half emotional, and the four of each kind equally often to within one. (RLVER drew
-    each need at random: 57 to 66 of its 500 users have each need.)
+    the way of talking, and the topic, all from the seed files.
 
     split: the share of users, and of topics, for the test file."""
     topics, utterances, groups = (
         load_text(f"writer/{name}", lang).splitlines() for name in ("topics", "talk", "traits")
     )
-    needs = [(name, need[lang]) for name, need in NEEDS.items()]
     rng = random.Random(f"users {seed}")
     topics = rng.sample(topics, len(topics))
     tests, cut = 2 * size_of_test(count // 2, split), size_of_test(len(topics), split)
     drafts = {"train": [], "test": []}
-    for part, users, topics_of_part in (
+    for part, size, topics_of_part in (
         ("train", count - tests, topics[cut:]),
         ("test", tests, topics[:cut]),
     ):
-        half = users // 2  # of an odd number one more is rational
-        dealt = (needs[:4] * users)[: users - half] + (needs[4:] * users)[:half]
-        for need, task in rng.sample(dealt, users):
+        for need, task in draw_needs(size, lang, rng):
             group, traits = rng.choice(groups).split(": ")
             traits = rng.sample(traits.split(", "), 3)
             drafts[part].append(
@@ -140,6 +142,16 @@ def draw_drafts(count, lang, seed, split=0.0):
     return drafts
 
 
+def draw_needs(count, lang, rng):
+    """[(need, its task in words)] of `count` users, by quota: half rational, half emotional, and
+    the four of each kind equally often to within one. (RLVER drew each need at random: 57 to 66 of
+    its 500 users have each need.)"""
+    needs = [(name, need[lang]) for name, need in NEEDS.items()]
+    half = count // 2  # of an odd number one more is rational
+    quota = (needs[:4] * count)[: count - half] + (needs[4:] * count)[:half]
+    return rng.sample(quota, count)
+
+
 # ---------------------------------------------------------------------------------- one pass a user
 
 # What an answer holds: {part: its schema}, see simulator.EMOTION_SCHEMA. No policy speaks here, so
@@ -155,7 +167,7 @@ SCHEMAS = {
 async def write_users(drafts, simulator, lang):
     """Write persona, scene and first line into `drafts`, all users at the same time. Returns {id of
     a user that is missing: why}."""
-    lost = {}
+    missing = {}
     simulator.model.most_tokens = MAX_THINKING_TOKENS  # a story is longer than a user's answer
     await check_form(simulator)
 
@@ -163,10 +175,10 @@ async def write_users(drafts, simulator, lang):
         try:
             await write_user(draft, simulator, lang)
         except SimulatorFailed as error:
-            lost[draft["id"]] = str(error)
+            missing[draft["id"]] = str(error)
 
     await tqdm.gather(*map(write, drafts), desc="writing users", unit="user")
-    return lost
+    return missing
 
 
 async def write_user(draft, simulator, lang):
@@ -211,9 +223,9 @@ def print_check(paths):
     if len(files) == 2:
         print(f"{paths[1]} shares with {paths[0]}:")
         for field in ("id", "player", "scene", "topic"):
-            known = {getattr(profile, field) for profile in files[0]} - {""}
-            shared = sum(getattr(profile, field) in known for profile in files[1])
-            print(f"    {field:<8}{shared} of {len(files[1])} users")
+            first, second = ([getattr(profile, field) for profile in people] for people in files)
+            count = sum(value in {*first} - {""} for value in second)
+            print(f"    {field:<8}{count} of {len(second)} users")
     return 0
 
 

@@ -49,9 +49,9 @@ def as_ours(raw, made_by):
             emotion = follower.get("emotion-point")
             change = None if emotion is None else emotion - before
             before += change or 0
-            scored = {"change": change, "emotion": emotion}
-            scored |= {"thought": None, "analysis": follower.get("planning")}
-            message = {**message, "rlver": scored}
+            record = {"change": change, "emotion": emotion}
+            record |= {"thought": None, "analysis": follower.get("planning")}
+            message = {**message, "rlver": record}
         history.append(message)
     return {**raw, "history": history, "rlver": made_by}
 
@@ -79,11 +79,11 @@ def score(path):
     return tables
 
 
-def print_ranks(scored):
+def print_ranks(all_tables):
     """Print how similarly two simulators rank the policies: Spearman's rho of their scores. Print
     nothing unless there are three policies or more, each with a score by both simulators.
-    scored: of `score`."""
-    scores = {(tables["simulator"], tables["policy"]): tables["score"] for tables in scored}
+    all_tables: of `score`."""
+    scores = {(tables["simulator"], tables["policy"]): tables["score"] for tables in all_tables}
     simulators, policies = (sorted(set(names)) for names in zip(*scores))
     if len(simulators) != 2 or len(policies) < 3 or len(scores) != 2 * len(policies):
         return
@@ -108,13 +108,13 @@ def main(argv=None):
 def run(args):
     """Print the tables, and write them where --json says. Raises BadInput."""
     refuse_overwriting({"--json": args.json}, args.files)
-    scored = [score(path) for path in args.files]
-    for tables in scored:
+    all_tables = [score(path) for path in args.files]
+    for tables in all_tables:
         print_score(tables)
     print("rule 'sage': as in SAGE, the last reply of a full-length dialogue is not scored")
-    print_ranks(scored)
+    print_ranks(all_tables)
     if args.json:
-        write_json(args.json, scored[0] if len(scored) == 1 else scored)
+        write_json(args.json, all_tables[0] if len(all_tables) == 1 else all_tables)
     return 0
 
 

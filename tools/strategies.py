@@ -1,8 +1,9 @@
-"""tools/strategies.py - which of 24 strategies replies use, and what they earned (RLVER 3.6; SAGE
-Table 5).
+"""tools/strategies.py - which of 24 strategies replies use, what they earned (RLVER 3.6; SAGE Table
+5), and where they place a policy.
 
     python -m tools.strategies runs/NAME/dialogues.jsonl
     python -m tools.strategies results/after.jsonl --judge openai:MODEL@URL
+    python -m tools.strategies results/before.jsonl results/after.jsonl --coordinate --judge ...
 
 uses: replies per dialogue that use a strategy, among the replies that could be read; gain: the mean
 change of the emotion over n such replies; SSRR: how alike the strategies of neighbouring replies
@@ -11,18 +12,34 @@ asked, unless --judge names one.
 
 A gain is not what the strategy causes: a reply with three strategies counts for all three. And this
 SSRR is not SAGE's, whose scores and scale are not published.
+
+--coordinate says where policies stand beside each other, from structured (x = -1) to creative (1)
+and from solution (y = -1) to empathy (1): one prompt places all FILEs by the reasons of their
+successes and failures and by their strategies (SAGE 4.2, RLVER 3.7). Places of different calls do
+not compare.
 """
 
-import re
-from itertools import pairwise
+from support.answers import as_json
+from support.command_line import positive
+from support.errors import BadInput
+from support.needs import need_of
 
-from tools.asking import add_judge_flags, ask_files, load_text, made_by
+from collections import Counter
+from itertools import pairwise
+from operator import itemgetter
+
+from emotion import FAILURE_BELOW, SUCCESS
+from tools.asking import add_judge_flags, ask, source_of
 from tools.dialogues import (
     cell,
     check_files,
+    check_picture,
+    dialogue_slots,
     load_dialogues,
+    make_cases,
     mean,
     need_judge,
+    parts_by,
     reply_slots,
     show_table,
     tool_parser,
@@ -30,8 +47,33 @@ from tools.dialogues import (
 )
 from toy.judge import toy_codes
 
-# SAGE Table 5: {code: name} of the 24 strategies, as the prompt lists them: "(A-1) ask for facts:".
-NAMES = dict(re.findall(r"^\((.-\d)\) ([^:]+)", load_text("judge/strategies", "en"), re.M))
+# SAGE Table 5: the names of the 24 strategies. (The prompt judge/strategies explains them.)
+NAMES = {
+    "A-1": "ask for facts",
+    "A-2": "ask for the state of mind",
+    "A-3": "ask for solutions",
+    "A-4": "ask for an opinion",
+    "A-5": "rhetorical question",
+    "B-1": "shallow empathy",
+    "B-2": "empathy by restating",
+    "B-3": "deep empathy",
+    "C-1": "echo",
+    "C-2": "own story",
+    "D-1": "comfort",
+    "D-2": "willingness to listen",
+    "D-3": "venting along",
+    "E-1": "affirm qualities",
+    "E-2": "affirm thoughts",
+    "E-3": "affirm actions",
+    "E-4": "companionship",
+    "F-1": "analysis of the problem",
+    "F-2": "relief of emotion",
+    "F-3": "professional help",
+    "F-4": "general advice",
+    "F-5": "specific advice",
+    "G-1": "information on the problem",
+    "G-2": "information on the solution",
+}
 
 # The five groups that RLVER plots (its Table 4), in the codes of SAGE.
 RLVER_GROUPS = {
@@ -93,11 +135,11 @@ def strategies_of(dialogues):
     """All that is counted over tagged dialogues: {"strategies": {group or code: `usage_of` it},
     "ssrr", "missing": replies without tags}."""
     codes_of = RLVER_GROUPS | {code: [code] for code in NAMES}
-    tags = [[used for used, _ in replies] for replies in dialogues]
+    sequences = [[codes for codes, _ in replies] for replies in dialogues]
     return {
         "strategies": {name: usage_of(codes, dialogues) for name, codes in codes_of.items()},
-        "ssrr": ssrr(tags),
-        "missing": sum(tags, []).count(None),
+        "ssrr": ssrr(sequences),
+        "missing": sum(sequences, []).count(None),
     }
 
 
@@ -111,17 +153,17 @@ def usage_of(codes, dialogues):
     be tagged."""
     replies = sum(dialogues, [])
     readable = [reply for reply in replies if reply[0] is not None]
-    users = [change for used, change in readable if not set(codes).isdisjoint(used)]
-    changes = [change for change in users if change is not None]
-    counted_dialogues = len(dialogues) * len(readable) / max(1, len(replies))
+    matches = [change for tags, change in readable if not set(codes).isdisjoint(tags)]
+    changes = [change for change in matches if change is not None]
+    readable_dialogues = len(dialogues) * len(readable) / max(1, len(replies))
     return {
-        "uses": len(users) / counted_dialogues if readable else None,
+        "uses": len(matches) / readable_dialogues if readable else None,
         "gain": mean(changes),
         "n": len(changes),
     }
 
 
-# -------------------------------------------------------------------------------------- what is shown
+# ------------------------------------------------------------------------------ reading the files
 
 READING = (
     "SSRR: repetition of strategies (0 to 1). uses: replies per dialogue; gain: mean change of the "
@@ -135,46 +177,154 @@ def tag_files(args):
     determines the strategies, and the answers are None."""
     answers = None
     if args.judge:
-        answers = ask_files(args, reply_slots, "strategies", SCHEMA)
-    tags = iter(answers or ())
-    tagged = {}
+        cases = make_cases(args.files, "strategies", reply_slots)
+        answers = ask(args, cases, "strategies", SCHEMA)
+    in_order = iter(answers or ())
+    dialogues_of = {}
     for path in args.files:
-        tagged[path] = []
+        dialogues_of[path] = []
         for dialogue in load_dialogues(path):
             replies = []
             for turn in dialogue.turns:
-                used = toy_codes(turn["reply"])
                 if answers:
-                    used = (next(tags)["found"] or {}).get("strategies")
-                replies.append([used, turn["change"]])
-            tagged[path].append(replies)
-    return tagged, answers
+                    codes = (next(in_order)["found"] or {}).get("strategies")
+                else:
+                    codes = toy_codes(turn["reply"])
+                replies.append([codes, turn["change"]])
+            dialogues_of[path].append(replies)
+    return dialogues_of, answers
 
 
-def strategies(args):
+def count_strategies(args):
     """Tag each reply of each file, and show what is counted. Returns the exit code."""
-    check_files(args)
-    need_judge(args)
-    tagged, answers = tag_files(args)
-    source = made_by(answers) if answers else "The toy's grammar determines the tags exactly. "
+    dialogues_of, answers = tag_files(args)
+    source = source_of(answers) if answers else "The toy's grammar determines the tags exactly. "
     files = {}
-    for path, dialogues in tagged.items():
+    for path, dialogues in dialogues_of.items():
         files[path] = counts = strategies_of(dialogues)
         rows = {
             f"{name} {NAMES.get(name, '')}": usage.values()
             for name, usage in counts["strategies"].items()
             if usage["n"]
         }
-        told = f"SSRR {cell(counts['ssrr'])}; {counts['missing']} replies without tags. "
-        show_table(f"strategies, {path}", ["uses", "gain", "n"], rows, source + told + READING)
+        summary = f"SSRR {cell(counts['ssrr'])}; {counts['missing']} replies without tags. "
+        reading = source + summary + READING
+        show_table(f"strategies, {path}", ["uses", "gain", "n"], rows, reading)
     write_outputs(args, "strategies", {"answers": answers, "files": files})
     return 0
+
+
+# -------------------------------------------------------------------- the plane of social cognition
+
+REASONS = dict.fromkeys(("reasons", "code", "summary"), str)
+CHARACTER = dict.fromkeys(("code", "social_distance", "professional_role", "personality"), str)
+PLACE = dict.fromkeys("xy", range(-100, 101))  # in hundredths
+
+
+def place_schema(models):
+    """The schema of an answer with the places of these models, M1, M2, ..."""
+    return {"comparison": str, "code": str, "places": dict.fromkeys(models, PLACE)}
+
+
+def outcome_slots(dialogue):
+    """For `make_cases`: a dialogue that ended in success or in failure."""
+    if FAILURE_BELOW <= dialogue.final < SUCCESS:
+        return []
+    outcome = "success" if dialogue.final >= SUCCESS else "failure"
+    _, kind = need_of(dialogue.task, dialogue.profile.need)
+    return [slots | {"outcome": outcome, "kind": kind} for slots in dialogue_slots(dialogue)]
+
+
+def reason_cases(files):
+    """The dialogues whose outcome a judge explains, as of `make_cases`: of each file the first five
+    successes and the first five failures for either kind of need."""
+    cases, counts = [], Counter()
+    for about, slots in make_cases(files, "reasons", outcome_slots):
+        group = about["file"], slots["outcome"], slots["kind"]
+        counts[group] += 1
+        if counts[group] <= 5:
+            cases.append((about, slots))
+    return cases
+
+
+def shares_of(dialogues):
+    """How often tagged dialogues use each strategy, in words: "A-1 50 %, A-2 0 %, ..."."""
+    counts = Counter()
+    for codes, _ in sum(dialogues, []):
+        counts.update(codes or ())
+    total = max(1, counts.total())
+    return ", ".join(f"{code} {100 * counts[code] / total:.0f} %" for code in NAMES)
+
+
+def place_files(args):
+    """Ask for the reasons of successes and failures, from these for the character of each file's
+    policy, and for the places of all policies in one prompt. Returns the exit code. --json gets
+    {"placed": {file: [x, y, number of answers]}, "answers"}."""
+    reasons = ask(args, reason_cases(args.files), "reasons", REASONS)
+    cases = []
+    for path, rows in parts_by("file", reasons).items():
+        notes = [row["found"] for row in rows if row["found"]]
+        cases.append(({"file": path}, {"reasons": as_json(notes)}))
+    characters = ask(args, cases, "character", CHARACTER)
+    dialogues_of, tags = tag_files(args)
+    models = {  # {name: what the judge is shown of it}
+        f"M{number}": f"{as_json(row['found'])}\n{shares_of(dialogues_of[row['file']])}"
+        for number, row in enumerate(characters, 1)
+    }
+    descriptions = "\n\n".join(f"{name}\n{text}" for name, text in models.items())
+    cases = [({"file": " ".join(args.files)}, {"models": descriptions})]
+    schema, places_of = place_schema(models), itemgetter("places")
+    answers = ask(args, cases, "place", schema, places_of, args.repeats)
+    readable = [row["found"] for row in answers if row["found"]]
+    places = {}
+    for name, path in zip(models, args.files):
+        x, y = (mean([answer[name][axis] / 100 for answer in readable]) for axis in "xy")
+        places[path] = [x, y, len(readable)]
+    show_table("coordinate", ["x", "y", "n"], places, source_of(answers))
+    answers = {"reasons": reasons, "character": characters, "strategies": tags, "place": answers}
+    write_outputs(args, "strategies coordinate", {"placed": places, "answers": answers})
+    if args.picture:
+        draw(places, args.picture)
+    return 0
+
+
+def draw(places, picture):
+    """Draw the places of the files, {file: [x, y, n]} (SAGE 4.2)."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    axis = figure.add_subplot(
+        xlim=(-1, 1), ylim=(-1, 1), xlabel="structured to creative", ylabel="solution to empathy"
+    )
+    for path, (x, y, _) in places.items():
+        axis.scatter(x, y, label=path)
+    figure.legend(loc="upper left")
+    figure.savefig(picture)
+
+
+# --------------------------------------------------------------------------------------------- main
+
+
+def strategies(args):
+    """Count the strategies of the files, or place the files. Returns the exit code."""
+    check_files(args, out=args.picture)
+    if args.picture:
+        if not args.coordinate:
+            raise BadInput("--picture: only --coordinate has one")
+        check_picture(args.picture)
+    need_judge(args)
+    return place_files(args) if args.coordinate else count_strategies(args)
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     parser = tool_parser("strategies", __doc__)
     add_judge_flags(parser)
+    add = parser.add_argument
+    add("--coordinate", action="store_true", help="place the FILEs in a plane instead, see above")
+    text = "ask for the places N times (default: 3)"
+    add("--repeats", type=positive, default=3, metavar="N", help=text)
+    add("--picture", metavar="FILE", help="draw the places")
     return parser.run(strategies, argv)
 
 

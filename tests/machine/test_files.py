@@ -55,10 +55,11 @@ def test_files_that_are_not_utf_8(tmp_path, monkeypatch):
     [
         "evaluate --score F --json F",
         "evaluate --compare F G --json G",
-        "replay F --json ./F",
+        "replay same-user F --json ./F",
         "strategies F --json F",
         "judge capabilities F --json F",
         "judge capabilities F --json new --picture new",
+        "strategies F --coordinate --json new --picture new",
         "blind F G --out F",
     ],
 )

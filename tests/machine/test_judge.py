@@ -41,8 +41,8 @@ def scored(file, *flags):
 # --------------------------------------------------------------------------------------- the prompts
 
 SCHEMAS = {name: schema for name, (_, schema, _) in tools.judge.QUESTIONS.items()}
-SCHEMAS |= {"strategies": strategies.SCHEMA, "place": tools.judge.place_schema(["M1"])}
-SCHEMAS |= {"reasons": tools.judge.REASONS, "character": tools.judge.CHARACTER}
+SCHEMAS |= {"strategies": strategies.SCHEMA, "place": strategies.place_schema(["M1"])}
+SCHEMAS |= {"reasons": strategies.REASONS, "character": strategies.CHARACTER}
 SCHEMAS |= {"paraphrase": {"code": str, "text": str}}  # of tools/replay.py
 PLACEHOLDERS = set("dialogue reply line need thought record outcome reasons models code".split())
 
@@ -140,7 +140,7 @@ SILENT = Model(lambda prompt: "I will not judge.")
         (["judge", "capabilities", "EMPTY"], "has a reply"),
         (["judge", "needs", "ONE"], "nothing to ask the question 'needs' about"),  # no line follows
         (["judge", "capabilities"], "name a FILE"),
-        (["judge", "needs", "GOOD", "--picture", "a.png"], "only capabilities and coordinate"),
+        (["judge", "needs", "GOOD", "--picture", "a.png"], "only capabilities have one"),
         (["judge", "capabilities", "GOOD", "--picture", "a.txt"], "should end with one of"),
         (["judge", "blri", "GOOD", "--judge", "toy"], "--judge toy: openai:MODEL@URL or"),
         (["judge", "blri", "GOOD", *at(SILENT)], "no answer of judge"),
@@ -237,7 +237,8 @@ def test_coordinates_are_of_one_call(good, bad):
         x = 107 if len(said) == 1 else 50
         return {"places": {"M1": {"x": x, "y": -25}, "M2": {"x": 0, "y": 100}}}
 
-    code, result = run("judge", "coordinate", good, bad, *at(Model(answer)), "--picture", "p.png")
+    flags = "--coordinate", good, bad, *at(Model(answer)), "--picture", "p.png"
+    code, result = run("strategies", *flags)
     assert code == 0 and len(said) == 4 and all("M1\n" in p and "M2\n" in p for p in said)
     assert "D-1 50 %, D-2 0 %" in said[0] and Path("p.png").stat().st_size > 1000
     assert result["placed"] == {good: [0.5, -0.25, 3], bad: [0, 1, 3]}
@@ -250,7 +251,7 @@ def test_a_failure_ends_below_10(final, outcome):
     dialogue = SimpleNamespace(
         final=final, profile=SimpleNamespace(need=""), task="", first_line="Hi.", turns=[turn]
     )
-    slots = tools.judge.outcome_slots(dialogue)
+    slots = strategies.outcome_slots(dialogue)
     assert [slot["outcome"] for slot in slots] == [outcome] * bool(outcome)
 
 
@@ -259,7 +260,7 @@ def test_reasons_are_of_five_dialogues_of_a_kind(tmp_path):
     rng = random.Random(4)
     rows = [toy_result(i, [need] * 8, rng) for i, need in enumerate(list(NEEDS) * 2)]
     many = write(tmp_path / "many.jsonl", rows)
-    code, result = run("judge", "coordinate", many)
+    code, result = run("strategies", "--coordinate", many)
     assert code == 0 and len(result["answers"]["reasons"]) == 10
 
 

@@ -57,7 +57,7 @@ def test_a_changed_number_is_found_and_named(what, run, tmp_path, capsys):
     path = write(tmp_path / "dialogues.jsonl", *found, {**row, **nobody})
     (tmp_path / "config.json").write_bytes((run / "config.json").read_bytes())
     load_dialogues.cache_clear()
-    assert replay.main([str(path), "--times", "2"]) == (what != "nothing")
+    assert replay.main(["same-user", str(path), "--times", "2"]) == (what != "nothing")
     printed = capsys.readouterr().out
     named = [line for line in printed.splitlines() if line.startswith("not as recorded")]
     wrong = f"not as recorded: line {k + 1}, {row['profile_id']}:"
@@ -73,9 +73,10 @@ def test_a_result_file_knows_its_user(tiny_dir, tmp_path, capsys):
     path = str(tmp_path / "r.jsonl")
     flags = "--difficulty challenging --limit 4 --max-tokens 5".split()
     assert measure("--policy", tiny_dir, *flags, "--out", path) == 0
-    assert replay.main([path]) == 0
+    assert replay.main(["same-user", path]) == 0
     assert "the same final score: 100.0 % of 4 dialogues" in capsys.readouterr().out
-    assert replay.main([path, "--simulator", "toy-weak"]) == 0
+    other = path, "--simulator", "toy-weak"
+    assert [replay.main([command, *other]) for command in ("other-user", "same-user")] == [0, 2]
     assert "final score" not in capsys.readouterr().out
 
 
@@ -91,16 +92,21 @@ def test_the_numbers_of_a_table_are_those_by_hand():
 # -------------------------------------------------------------- would another user accept the replies?
 
 
+def lifts_of(*argv):
+    """{name: (lift, n)} in the table of other-user."""
+    code, result = judging.run("replay", "other-user", *argv)
+    assert code == 0
+    return {name: (numbers[0], numbers[-1]) for name, numbers in result["replies"].items()}
+
+
 def test_the_same_replies_to_two_users(good, tmp_path):
     """What is said is in the file, what they feel is their own: these accept no sentence a second
     time, though it was recorded as a lift. And nobody accepts cheer."""
     both = "--difficulty", "vanilla", "challenging"
-    code, result = judging.run("replay", good, *both)
-    lifts = {name: (numbers[0], numbers[-1]) for name, numbers in result["replies"].items()}
-    assert code == 0 and lifts["as recorded"] == (100, 64)
+    lifts = lifts_of(good, *both)
+    assert lifts["as recorded"] == (100, 64)
     assert 90 < lifts["challenging"][0] <= lifts["vanilla"][0] < 100
-    bad = judging.run("replay", judging.bad_file(tmp_path), *both)[1]["replies"]
-    assert [(numbers[0], numbers[-1]) for numbers in bad.values()] == [(0, 48)] * 3
+    assert [*lifts_of(judging.bad_file(tmp_path), *both).values()] == [(0, 48)] * 3
 
 
 def test_a_user_hears_each_reply_in_the_recorded_emotion(good):
@@ -133,9 +139,7 @@ def test_what_nobody_felt_is_counted(good, tmp_path):
     user = judging.Model(lambda prompt: next(said))
     flags = "--simulator", f"openai:scripted@{user.url}", "--lang", "zh", "--difficulty", "vanilla"
     for _ in range(2):
-        code, result = judging.run("replay", path, *flags)
-        lifts = {name: (numbers[0], numbers[-1]) for name, numbers in result["replies"].items()}
-        assert code == 0 and lifts == {"as recorded": (100, 2), "vanilla": (100, 1)}
+        assert lifts_of(path, *flags) == {"as recorded": (100, 2), "vanilla": (100, 1)}
 
 
 # ---------------------------------------------------------------------------------- do the words matter?
@@ -152,9 +156,9 @@ def test_other_words_are_put_to_the_same_user(good, tmp_path):
 
     judge = judging.Model(reworded)
     user = judging.Model(lambda prompt: {"change": 4 - 9 * prompt.count("my words")})
-    flags = "--paraphrase", "--simulator", f"openai:scripted@{user.url}", *judging.at(judge)
-    code, result = judging.run("replay", judging.sage(tmp_path), *flags)
+    flags = "--simulator", f"openai:scripted@{user.url}", *judging.at(judge)
+    code, result = judging.run("replay", "other-words", judging.sage(tmp_path), *flags)
     assert code == 0
     assert result["replies"]["now, reworded"] == [0, 0, 0, 9, 5] and user.calls == 6 + 4
-    moved, n = judging.run("replay", good, "--paraphrase")[1]["replies"]["now, reworded"][3:]
+    moved, n = judging.run("replay", "other-words", good)[1]["replies"]["now, reworded"][3:]
     assert n == 64 and 0 < moved < 4  # the scripted judge keeps the kind

@@ -257,7 +257,7 @@ def test_what_is_typed_and_is_no_text_is_replaced(typed, errors):
         "tools.judge capabilities ~/there --judge=toy --picture=~/there",
         "tools.profiles --out=~/there",
         "tools.profiles --check=~/x",
-        "tools.replay ~/x",
+        "tools.replay same-user ~/x",
         "tools.report ~/x",
         "tools.strategies ~/x",
         "course handout ~/there",

@@ -10,7 +10,7 @@ import pytest
 
 from conftest import ROOT
 from tools import ability
-from tools.ability import compare_ability, paired, read_samples
+from tools.ability import compare_ability, compare_scores, read_samples
 
 PROBES = ROOT / "tests" / "probes"
 
@@ -20,12 +20,12 @@ def test_mcnemar_by_hand():
     """Eight problems change sides, seven to right, one to wrong: p = 2 (C(8,0) + C(8,1)) / 2^8 =
     18 / 256. Those that stay where they were count for nothing but n and the interval."""
     before, after = [0] * 7 + [1] + [1] * 20 + [0] * 12, [1] * 7 + [0] + [1] * 20 + [0] * 12
-    r = paired(before, after)
+    r = compare_scores(before, after)
     assert r["p"] == pytest.approx(18 / 256) and r["test"] == "McNemar, +7 -1"
     assert (r["n"], r["before"], r["after"]) == (40, 21 / 40, 27 / 40)
     assert r["difference"] == pytest.approx(6 / 40) and r["interval"][0] < 6 / 40 < r["interval"][1]
-    assert paired(after, before)["p"] == r["p"]
-    assert paired([0, 1, 1], [1, 0, 1])["p"] == 1  # a tie is not 1.5
+    assert compare_scores(after, before)["p"] == r["p"]
+    assert compare_scores([0, 1, 1], [1, 0, 1])["p"] == 1  # a tie is not 1.5
 
 
 def test_shares_are_flipped_by_sign():
@@ -36,7 +36,7 @@ def test_shares_are_flipped_by_sign():
     d = after - before
     signs = np.array(list(product([-1, 1], repeat=10)))
     exact = np.mean(np.abs(signs @ d) >= abs(d.sum()) - 1e-9)
-    r = paired(before, after)
+    r = compare_scores(before, after)
     assert r["test"] == "sign flips" and r["p"] == pytest.approx(exact, abs=0.02)
 
 

@@ -19,11 +19,10 @@ from tools.judge import (
     QUESTIONS,
     correlation_of,
     paired_differences,
-    place_schema,
     questionnaire,
     score_file,
 )
-from tools.strategies import SCHEMA
+from tools.strategies import SCHEMA, place_schema
 
 CODE = "kqvt"
 SCORES = {"ED": 4, "CI": 3, "SC": 5, "DG": 2, "SA": 1}
