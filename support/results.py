@@ -280,5 +280,5 @@ def recorded_dialogues(path, read=read_results):
     for number, row, problem in read_jsonl(path):
         if problem or not isinstance(row, dict) or needed - row.keys():
             raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl")
-        dialogues.append({"start": TRAINING.start, "final": round(100 * row["reward"]), **row})
+        dialogues.append({"start": TRAINING.start, "final": round(100 * row["reward"], 6), **row})
     return dialogues

@@ -231,11 +231,11 @@ def compare(rows, old, new):
     recorded score}."""
     same, differences = [], []
     for row, before, after in zip(rows, old, new):
-        same.append(final_score(row, after) == round(100 * row["reward"], 6))
+        same.append(final_score(row, after) == row["final"])
         if before != after or not same[-1]:
             differences.append(
                 f"line {rows.index(row) + 1}, {row['profile_id']}: {before}, reward "
-                f"{row['reward']}; now {after}"
+                f"{row['final'] / 100}; now {after}"
             )
     share = mean(same)
     print(f"the same final score: {100 * share:.1f} % of {len(rows)} dialogues")
