@@ -2,7 +2,14 @@
 behind a user or a judge (LocalModel), a model whose next word is read (LocalReader).
 """
 
-from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, key_of_call
+from support.calls import (
+    CUT,
+    MAX_ANSWER_TOKENS,
+    MAX_THINKING_TOKENS,
+    AdaptiveModel,
+    Answer,
+    key_of_call,
+)
 from support.chat_format import ChatFormat
 from support.errors import BadInput, BadModel, PromptRefused, naming
 from support.loading import (
@@ -61,7 +68,7 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
 
 
 @dataclass
-class LocalModel:
+class LocalModel(AdaptiveModel):
     """A model in this process. No schema constrains its answers, so it may break the form more
     often than a model on a server."""
 
@@ -71,6 +78,8 @@ class LocalModel:
     context: int  # the most tokens that prompt and answer may have together
     temperature: float = 0.0
     most_tokens: int = MAX_ANSWER_TOKENS  # as a ServerModel's
+
+    FINDINGS = ("most_tokens",)
 
     async def __call__(self, prompt, schema=None):
         """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context.
@@ -90,7 +99,7 @@ class LocalModel:
         sampled, _ = await self.engine.generate(ids, min(left, self.most_tokens), rng, key=None)
         has_ended = sampled[-1] in self.chat.stop_ids
         answer = Answer(self.chat.decode(sampled[:-1] if has_ended else sampled))
-        answer.tokens, answer.cut = len(sampled), not has_ended
+        answer.tokens, answer.is_cut = len(sampled), not has_ended
         answer.problem = "" if has_ended else CUT
         if answer.thinks:
             self.most_tokens = MAX_THINKING_TOKENS

@@ -7,8 +7,6 @@ from support.errors import BadInput
 from support.files import digest
 from support.servers import ServerModel
 
-from functools import partial
-
 from simulator import Simulator
 from toy import world
 
@@ -46,16 +44,15 @@ def make_simulator(
         raise BadInput(
             f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
         )
-    make = Simulator
-    if reader:
-        from reader import ReadSimulator, make_reader  # here, because most runs have none
-
-        of_reader = {**shared, "concurrency": concurrency}
-        hearing_model = make_reader(reader, lang, difficulty, timeout, template_args, **of_reader)
-        make = partial(ReadSimulator, reader=hearing_model)
+    of_reader = {**shared, "concurrency": concurrency}
     if kind == "openai":  # a script never waits, and an engine has a queue of its own
         shared["concurrency"] = concurrency
-    return make(llm, lang=lang, difficulty=difficulty, retries=retries, **shared)
+    if not reader:
+        return Simulator(llm, lang, difficulty, retries=retries, **shared)
+    from reader import ReadSimulator, make_reader  # here, because most runs have none
+
+    hearing_model = make_reader(reader, lang, difficulty, timeout, template_args, **of_reader)
+    return ReadSimulator(llm, hearing_model, lang, difficulty=difficulty, retries=retries, **shared)
 
 
 def simulator_of_run(cfg, log, clock):

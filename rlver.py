@@ -21,6 +21,7 @@ from support.command_line import SCRIPTED
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
 from support.report import dialogue_text, print_head, print_summary, progress
+from support.user_check import adopt_findings, check_user
 
 import signal
 import sys
@@ -157,7 +158,8 @@ def begin(cfg, run):
     if cfg.reader or cfg.simulator not in SCRIPTED:
         run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
         # the first rank finds out what the server takes, and tells the others
-        simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
+        findings = ranks.broadcast(lambda: run.runner.run(check_user(simulator)))
+        adopt_findings(simulator, findings)
     models = Models(cfg, checkpoint, run.clock, run.runner)
     distance = DistanceFromStart(models, run.start_file)
     if checkpoint:

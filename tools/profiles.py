@@ -20,7 +20,7 @@ from support.calls import MAX_THINKING_TOKENS
 from support.command_line import SCRIPTED, Parser, fraction, natural, positive
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
-from support.user_check import check_form
+from support.user_check import check_user
 
 import asyncio
 import json
@@ -156,7 +156,7 @@ async def write_users(drafts, simulator, lang):
     a user that is missing: why}."""
     lost = {}
     simulator.model.most_tokens = MAX_THINKING_TOKENS  # a story is longer than a user's answer
-    await check_form(simulator)
+    await check_user(simulator, with_feelings=False)
 
     async def write(draft):
         try:

@@ -12,6 +12,7 @@ from support.errors import (
 )
 from support.servers import FORMAT_RETRIES, FORMATS, SAMPLING, ServerModel, json_schema
 from support.settings import make_parser, open_run
+from support.user_check import check_user
 
 import asyncio
 import json
@@ -90,7 +91,7 @@ def test_only_the_check_decides_how_the_form_is_kept(formats, told, capsys):
         with suppress(PromptRefused):
             await user.answer()
         before = user.simulator.model.format
-        found = await user.simulator.check()
+        [found] = await check_user(user.simulator)
         await user.answer()
         return before, user.simulator.model.format, found["format"]
 
@@ -174,7 +175,7 @@ def test_what_is_refused_is_not_asked_twice(fault):
         assert issubclass(PromptRefused, UnreadableAnswers)
         if error is PromptRefused:  # at the first question it is the server's matter
             with pytest.raises(BadInput, match="refuses the prompts"):
-                asyncio.run(user_at(server).simulator.check())
+                asyncio.run(check_user(user_at(server).simulator))
 
 
 def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(monkeypatch):
@@ -249,7 +250,7 @@ def test_an_answer_is_read_from_all_its_places(response, text, thought, problem)
     with always(response) as server:
         answer = answer_of(server)
     assert (answer, answer.thought) == (text, thought)
-    assert answer.cut == ("cut" in problem) and re.match(problem, answer.problem)
+    assert answer.is_cut == ("cut" in problem) and re.match(problem, answer.problem)
 
 
 def good(prompt):
@@ -308,13 +309,14 @@ def test_the_check_tries_the_next_form_where_answers_cannot_be_read(reply, kept)
     with Loopback(reply=answer) as server:
         simulator = user_at(server).simulator
         if kept in FORMATS:
-            assert asyncio.run(simulator.check())["format"] == kept == forms[-1]
+            asyncio.run(check_user(simulator))
+            assert simulator.model.format == kept == forms[-1] and simulator.model.is_patient
             tries = {no_endpoint: 1, at_fault: 2 + int(FORMAT_RETRIES)}.get(reply, 3)
             stricter = FORMATS[: FORMATS.index(kept)]
             assert forms == [form for form in stricter for _ in range(tries)] + 3 * [kept]
         else:
             with pytest.raises(BadInput, match=kept):
-                asyncio.run(simulator.check())
+                asyncio.run(check_user(simulator))
             assert len(forms) == 9
 
 
