@@ -141,8 +141,7 @@ class User:
 
 
 class Simulator(Caller):
-    """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock.
-    (support/user_check.py asks the model three questions before the first dialogue.)"""
+    """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock."""
 
     user_class = User
     reader = None  # what hears in the model's place (ReadSimulator in reader.py)

@@ -43,8 +43,7 @@ async def check_user(simulator, with_feelings=True):  # noqa: C901 - the questio
        one differently the second time.
 
     Raises BadInput if the first question is refused, BadModel if no answer can be read, TooManyLost
-    if there is none, and SimulatorRefused. Returns what the models found out, for `adopt_findings`
-    on other ranks."""
+    if there is none, and SimulatorRefused."""
     model, reader = simulator.model, simulator.reader
     kind_reply, cruel_reply = CHECK_REPLIES[simulator.lang]
     # A model may be any async function: what it does not say of itself has the usual value.
@@ -52,11 +51,8 @@ async def check_user(simulator, with_feelings=True):  # noqa: C901 - the questio
     formats = [] if is_scripted else getattr(model, "formats", [None])
     problems = []  # one for each format that was given up
 
-    def person():
-        return simulator.unlogged().example()
-
     async def change_at(reply):
-        _, change = await person().feel(reply)
+        _, change = await simulator.unlogged().example().feel(reply)
         return change
 
     try:
@@ -66,7 +62,7 @@ async def check_user(simulator, with_feelings=True):  # noqa: C901 - the questio
                 model.adopt(format=form, is_patient=form == formats[-1])
             try:
                 if reader:
-                    await person().answer()
+                    await simulator.unlogged().example().answer()
                 else:
                     at_kind = await change_at(kind_reply)
             except (UnreadableAnswers, SimulatorRefused) as error:
@@ -90,7 +86,7 @@ async def check_user(simulator, with_feelings=True):  # noqa: C901 - the questio
         if reader:
             await reader.set_scale()
         if not with_feelings or not (formats or reader):
-            return []
+            return
 
         # ---- 3. Kind against cruel, and kind again.
         doubt = ""  # what is odd about the changes, in words
@@ -113,17 +109,10 @@ async def check_user(simulator, with_feelings=True):  # noqa: C901 - the questio
     if doubt:
         name = (reader or simulator).name
         print_folded(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness")
-    return [model.findings() for model in adaptive_models(simulator)]
-
-
-def adopt_findings(simulator, findings):
-    """Take over what `check_user` has found out on another rank."""
-    for model, attributes in zip(adaptive_models(simulator), findings):
-        model.adopt(**attributes)
 
 
 def adaptive_models(simulator):
-    """The AdaptiveModels behind the users: of their model, the reader and its source."""
+    """The models of a simulator that find out something in its check, which other ranks adopt."""
     reader = simulator.reader
     models = simulator.model, reader, getattr(reader, "source", None)
     return [model for model in models if isinstance(model, AdaptiveModel)]

@@ -91,9 +91,11 @@ def test_only_the_check_decides_how_the_form_is_kept(formats, told, capsys):
         with suppress(PromptRefused):
             await user.answer()
         before = user.simulator.model.format
-        [found] = await check_user(user.simulator)
+        await check_user(user.simulator)
         await user.answer()
-        return before, user.simulator.model.format, found["format"]
+        other = ServerModel("scripted", "http://127.0.0.1:9/v1")  # of another rank
+        other.adopt(**user.simulator.model.findings())
+        return before, user.simulator.model.format, other.format
 
     with Loopback(formats=["text", *formats], difficulty="challenging") as server:
         user = user_at(server, difficulty="challenging")
