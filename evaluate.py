@@ -31,7 +31,6 @@ from support.results import (
     what_scores_are,
 )
 from support.rundir import settings_of_run
-from support.user_check import check_user
 
 import argparse
 import asyncio
@@ -60,7 +59,7 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
     # numbers that an uninterrupted one would have drawn.
     todo = {n: user for n, user in enumerate(users) if user.id not in finished_ids}
     if todo:
-        await check_user(simulator)
+        await simulator.check()
     with tqdm(total=len(todo), desc="benchmark", unit="dialogue") as bar:
         _, lost = await rollout(
             simulator,

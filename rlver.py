@@ -21,7 +21,6 @@ from support.command_line import SCRIPTED
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
 from support.report import dialogue_text, print_head, print_summary, progress
-from support.user_check import adaptive_models, check_user
 
 import signal
 import sys
@@ -158,9 +157,7 @@ def begin(cfg, run):
     if cfg.reader or cfg.simulator not in SCRIPTED:
         run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
         # the first rank finds out what the server takes, and tells the others
-        ranks.broadcast(lambda: run.runner.run(check_user(simulator)))
-        for model in adaptive_models(simulator):
-            model.adopt(**ranks.broadcast(model.findings))
+        simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.clock, run.runner)
     distance = DistanceFromStart(models, run.start_file)
     if checkpoint:

@@ -22,6 +22,7 @@ profiles, and the split into training and held-out users, are in people.py.)
 Reply to a user yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
+from support import user_check
 from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_prompt, read_answer
 from support.calls import Caller
 from support.errors import UnreadableAnswers
@@ -145,6 +146,8 @@ class Simulator(Caller):
 
     user_class = User
     reader = None  # what hears in the model's place (ReadSimulator in reader.py)
+    # three questions to the model before the first dialogue, and what other ranks learn from them
+    check, learn = user_check.check, user_check.learn
 
     def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, **shared):
         """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question
@@ -208,7 +211,7 @@ class Simulator(Caller):
         return other
 
     def example(self):
-        """A user for `check_user`, in the run's language, who has said the first line."""
+        """A user for `check`, in the run's language, who has said the first line."""
         profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
         return self.user_class(
             self, profile, dialogue=[{"speaker": "me", "text": profile.first_talk}]

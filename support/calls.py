@@ -86,7 +86,7 @@ class AdaptiveModel:
         return {name: getattr(self, name) for name in self.FINDINGS}
 
     def adopt(self, **attributes):
-        """Set what `check_user`, or this model on another rank, has found out."""
+        """Set what the check, or this model on another rank, has found out."""
         vars(self).update(attributes)
 
 

@@ -30,7 +30,7 @@ FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
-FORMAT_RETRIES = 3  # after a 5xx, until `check_user` tries the next format
+FORMAT_RETRIES = 3  # after a 5xx, until `user_check.check` tries the next format
 # Sent with every question, beside the temperature. vLLM takes what a request does not say from the
 # model's generation_config.json, so a policy would be sampled with another top-p than the result
 # file says. (OpenAI's protocol has no word for top_k and repetition_penalty.)
@@ -68,7 +68,7 @@ class ServerModel(AdaptiveModel):
         # sent with every question
         self.sampling = {**SAMPLING, "temperature": temperature}
 
-        # The state. Only `check_user` changes the format, because a later refusal may be
+        # The state. Only `user_check.check` changes the format, because a later refusal may be
         # about the words of a prompt.
         self.format = FORMATS[0]
         self.limit = "max_tokens"  # the name of the limit of tokens: gpt-5 has another
@@ -118,7 +118,7 @@ class ServerModel(AdaptiveModel):
         """The `count` likeliest tokens behind each of `prompts`, or FEWER: a list of
         [(text, log-prob)]. Raises PromptRefused if a response has no two of them: then nothing can
         be compared. (The model may have ended at once. If the server never returns log-probs,
-        `Reader.check` sees it.)"""
+        `Reader.set_scale` sees it.)"""
         more = self.template_args and {"chat_template_kwargs": self.template_args}
         options = {"logprobs": True, "top_logprobs": count, "extra_body": more or None}
         # One after the other: a Caller counts them as one call at a time, and the server keeps what
@@ -355,7 +355,7 @@ def client_that_tells(model):
             if may_heal(response.status_code):
                 model.tell_failure(f"status {response.status_code} {words or ''}")
             # Maybe it fails at the form that it is asked for: as a refusal (400), the failure makes
-            # `check_user` go on. (503: it is only loading, or busy.)
+            # `user_check.check` go on. (503: it is only loading, or busy.)
             is_fault = 503 != response.status_code >= 500 and not model.is_patient
             if is_fault and int(request.headers["x-stainless-retry-count"]) > FORMAT_RETRIES:
                 response.status_code = 400

@@ -13,7 +13,7 @@ from support.errors import (
     UnreadableAnswers,
 )
 
-# What the friend says in the questions of `check_user`, in each language, to the first person of
+# What the friend says in the questions of `check`, in each language, to the first person of
 # prompts/profiles: a kind reply that is to the point, and a cruel one.
 CHECK_REPLIES = {
     "en": (
@@ -27,7 +27,7 @@ CHECK_REPLIES = {
 }
 
 
-async def check_user(simulator, with_feelings=True):  # noqa: C901 - the questions, from top to bottom
+async def check(simulator, with_feelings=True):  # noqa: C901 - the questions, from top to bottom
     """Ask three questions before the first dialogue: what does a person feel at a kind reply, at a
     cruel one, and at the kind one again? Logged answers are not used. with_feelings: False for
     programs that ask the model something else, or measure its feelings: they need no step 3.
@@ -43,7 +43,8 @@ async def check_user(simulator, with_feelings=True):  # noqa: C901 - the questio
        one differently the second time.
 
     Raises BadInput if the first question is refused, BadModel if no answer can be read, TooManyLost
-    if there is none, and SimulatorRefused."""
+    if there is none, and SimulatorRefused. Returns what was found out, for `learn` on other
+    ranks."""
     model, reader = simulator.model, simulator.reader
     kind_reply, cruel_reply = CHECK_REPLIES[simulator.lang]
     # A model may be any async function: what it does not say of itself has the usual value.
@@ -86,7 +87,7 @@ async def check_user(simulator, with_feelings=True):  # noqa: C901 - the questio
         if reader:
             await reader.set_scale()
         if not with_feelings or not (formats or reader):
-            return
+            return []
 
         # ---- 3. Kind against cruel, and kind again.
         doubt = ""  # what is odd about the changes, in words
@@ -109,10 +110,17 @@ async def check_user(simulator, with_feelings=True):  # noqa: C901 - the questio
     if doubt:
         name = (reader or simulator).name
         print_folded(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness")
+    return [model.findings() for model in adaptive_models(simulator)]
+
+
+def learn(simulator, findings):
+    """Take over what `check` has found out on another rank."""
+    for model, attributes in zip(adaptive_models(simulator), findings):
+        model.adopt(**attributes)
 
 
 def adaptive_models(simulator):
-    """The models of a simulator that find out something in its check, which other ranks adopt."""
+    """The models of a simulator that find out something while they are asked."""
     reader = simulator.reader
     models = simulator.model, reader, getattr(reader, "source", None)
     return [model for model in models if isinstance(model, AdaptiveModel)]

@@ -12,7 +12,6 @@ from support.calls import MAX_THINKING_TOKENS, CallLog
 from support.command_line import SCRIPTED, not_negative
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest, read_text
-from support.user_check import check_user
 
 import asyncio
 import contextlib
@@ -57,7 +56,7 @@ class Judge(Simulator):
 
     async def ask_all(self, cases, name, schema, found=dict, repeats=1):
         """Ask a question about each of `cases`, from `make_cases`. Before that a user's
-        `check_user` runs; its errors are raised.
+        `check` runs; its errors are raised.
 
         name: of the prompt's file, prompts/*/judge/NAME.txt; schema: of the answer, see
         simulator.py; found(answer, without its code) -> {item: value}; repeats: how often it is
@@ -66,7 +65,7 @@ class Judge(Simulator):
         Returns a row of --json for each call: what the case is about, what the answer depends on,
         and under "found" the answer, or None if it could not be read. Raises BadInput if no answer
         about one of the files could be read."""
-        await check_user(self, with_feelings=False)
+        await self.check(with_feelings=False)
         template = load_text(f"judge/{name}", self.lang)
 
         async def ask_row(about, slots, repeat):

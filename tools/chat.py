@@ -10,7 +10,6 @@ few hundred words: "My sister forgot my birthday. I feel hurt.")
 from support.command_line import SCRIPTED, WIDTH, Parser, fold, scripted_notice
 from support.errors import BadInput
 from support.results import analysis_in
-from support.user_check import check_user
 
 import asyncio
 import secrets
@@ -96,7 +95,7 @@ def show(args):
     print(f"{fold(notice)}\n\n{profile.player}\n")
 
     async def talk():
-        await check_user(simulator)
+        await simulator.check()
         first_line = await user.open()
         return await converse(agent, user, first_line, replace(BENCHMARK, max_turns=args.max_turns))
 

@@ -31,7 +31,6 @@ from support.errors import (
 from support.files import read_jsonl
 from support.metrics import words_of
 from support.servers import CALL_TIMEOUT
-from support.user_check import check_user
 
 import asyncio
 import contextlib
@@ -170,8 +169,8 @@ async def talk(rows, simulator):
 
 async def put_all(rows, simulator, speaks):
     """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns] and
-    [what `talk` returns], with a reader. Raises as `check_user`."""
-    await check_user(simulator, with_feelings=False)
+    [what `talk` returns], with a reader. Raises as `check`."""
+    await simulator.check(with_feelings=False)
     count = min(ASKED_AGAIN, len(rows))
     # spread over persons and kinds; the second ten meet the levels shifted by one
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}

@@ -20,7 +20,6 @@ from support.calls import MAX_THINKING_TOKENS
 from support.command_line import SCRIPTED, Parser, fraction, natural, positive
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
-from support.user_check import check_user
 
 import asyncio
 import json
@@ -156,7 +155,7 @@ async def write_users(drafts, simulator, lang):
     a user that is missing: why}."""
     lost = {}
     simulator.model.most_tokens = MAX_THINKING_TOKENS  # a story is longer than a user's answer
-    await check_user(simulator, with_feelings=False)
+    await simulator.check(with_feelings=False)
 
     async def write(draft):
         try:

@@ -20,7 +20,6 @@ both. (Without --judge a script does it, for the toy's sentences.)
 
 from support.command_line import SCRIPTED, from_anywhere, not_negative, positive
 from support.errors import SimulatorFailed
-from support.user_check import check_user
 
 import asyncio
 import contextlib
@@ -126,7 +125,7 @@ async def hear(user, text):
 async def replay_all(rows, model, people, texts=None):
     """`replay` each of `rows` (of `recorded_dialogues`), all at once, since a server takes its
     time. model: a Simulator; people: {id: Profile}; texts: of each row. Returns [rows][turns]."""
-    await check_user(model)
+    await model.check()
     calls = []
     for k, row in enumerate(rows):
         user = model.user(people[row["profile_id"]], row["start"], f"replay {k}")

@@ -12,7 +12,6 @@ from support.errors import (
 )
 from support.servers import FORMAT_RETRIES, FORMATS, SAMPLING, ServerModel, json_schema
 from support.settings import make_parser, open_run
-from support.user_check import check_user
 
 import asyncio
 import json
@@ -91,11 +90,9 @@ def test_only_the_check_decides_how_the_form_is_kept(formats, told, capsys):
         with suppress(PromptRefused):
             await user.answer()
         before = user.simulator.model.format
-        await check_user(user.simulator)
+        [found] = await user.simulator.check()
         await user.answer()
-        other = ServerModel("scripted", "http://127.0.0.1:9/v1")  # of another rank
-        other.adopt(**user.simulator.model.findings())
-        return before, user.simulator.model.format, other.format
+        return before, user.simulator.model.format, found["format"]
 
     with Loopback(formats=["text", *formats], difficulty="challenging") as server:
         user = user_at(server, difficulty="challenging")
@@ -177,7 +174,7 @@ def test_what_is_refused_is_not_asked_twice(fault):
         assert issubclass(PromptRefused, UnreadableAnswers)
         if error is PromptRefused:  # at the first question it is the server's matter
             with pytest.raises(BadInput, match="refuses the prompts"):
-                asyncio.run(check_user(user_at(server).simulator))
+                asyncio.run(user_at(server).simulator.check())
 
 
 def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(monkeypatch):
@@ -311,14 +308,14 @@ def test_the_check_tries_the_next_form_where_answers_cannot_be_read(reply, kept)
     with Loopback(reply=answer) as server:
         simulator = user_at(server).simulator
         if kept in FORMATS:
-            asyncio.run(check_user(simulator))
+            asyncio.run(simulator.check())
             assert simulator.model.format == kept == forms[-1] and simulator.model.is_patient
             tries = {no_endpoint: 1, at_fault: 2 + int(FORMAT_RETRIES)}.get(reply, 3)
             stricter = FORMATS[: FORMATS.index(kept)]
             assert forms == [form for form in stricter for _ in range(tries)] + 3 * [kept]
         else:
             with pytest.raises(BadInput, match=kept):
-                asyncio.run(check_user(simulator))
+                asyncio.run(simulator.check())
             assert len(forms) == 9
 
 

@@ -5,7 +5,6 @@ from support.calls import CallLog
 from support.errors import BadModel, SimulatorFailed, UnreadableAnswers
 from support.files import digest
 from support.results import analysis_in
-from support.user_check import adaptive_models, check_user
 
 import asyncio
 import dataclasses
@@ -308,12 +307,12 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
             f"openai:m@{server.url}", "en", "vanilla", 10, None, concurrency=1
         )
         simulator = ReadSimulator(world.ScriptedModel(), hearing)
-        asyncio.run(check_user(simulator))
+        found = asyncio.run(simulator.check())
     out, err = capsys.readouterr()
     assert re.search(told, " ".join((out + err).split())) and len(asked) == 252
-    found = [model.findings() for model in adaptive_models(simulator)]
-    assert found[0]["scale"].keys() == reader.WEIGHTS.keys()
-    assert found[1]["replaced"] == {"top_logprobs": 5}
+    scale, hearing.scale, hearing.source.replaced = hearing.scale, {}, {}
+    simulator.learn(found)
+    assert hearing.source.replaced == {"top_logprobs": 5} and hearing.scale == scale != {}
 
 
 def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):

@@ -11,7 +11,7 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.files import read_jsonl
-from support.user_check import CHECK_REPLIES, check_user
+from support.user_check import CHECK_REPLIES
 
 import asyncio
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
     another matter: it may come back. The question is in the language of the run."""
 
     def ask(model, lang="en"):
-        asyncio.run(check_user(Simulator(model, lang, retries=4)))
+        asyncio.run(Simulator(model, lang, retries=4).check())
 
     forgets = Model([feeling(3).replace("kqvt", "zzzz")])
     for lang, name in (("en", "Maureen"), ("zh", "葛春生")):
@@ -72,7 +72,7 @@ def test_a_model_that_does_not_tell_kind_from_cruel_is_named_before_a_run(
     model.temperature = temperature
     checked = Simulator(model, log=CallLog(tmp_path / "calls.jsonl"))
     for _ in range(1 if None in changes else 2):
-        asyncio.run(check_user(checked))
+        asyncio.run(checked.check())
     assert len(model.prompts) == (4 if None in changes else 6) and not checked.log.answers
     said = " ".join(capsys.readouterr().out.split())
     assert ("warning" in said) == ("python -m tools.fitness" in said) == bool(doubt)
@@ -172,7 +172,7 @@ def test_a_prompt_that_is_refused_costs_its_dialogue_once_the_model_was_checked(
             return await super().__call__(prompt)
 
     user = user_of(Picky())
-    asyncio.run(check_user(user.simulator))
+    asyncio.run(user.simulator.check())
     assert asyncio.run(user.feel("Hello."))[1] == 7
     with pytest.raises(UnreadableAnswers, match="such words"):
         asyncio.run(user.feel("bomb"))
