@@ -7,6 +7,8 @@ from support.errors import BadInput
 from support.files import digest
 from support.servers import ServerModel
 
+from functools import partial
+
 from simulator import Simulator
 from toy import world
 
@@ -44,15 +46,17 @@ def make_simulator(
         raise BadInput(
             f"{flag} {name}: unknown; choose {', '.join(SCRIPTED)}, openai:MODEL@URL or local:DIR"
         )
-    of_reader = {**shared, "concurrency": concurrency}
+    make = Simulator
+    if reader:
+        from reader import ReadSimulator, make_reader  # here, because most runs have none
+
+        hearing_model = make_reader(
+            reader, lang, difficulty, timeout, template_args, concurrency=concurrency, **shared
+        )
+        make = partial(ReadSimulator, reader=hearing_model)
     if kind == "openai":  # a script never waits, and an engine has a queue of its own
         shared["concurrency"] = concurrency
-    if not reader:
-        return Simulator(llm, lang, difficulty, retries=retries, **shared)
-    from reader import ReadSimulator, make_reader  # here, because most runs have none
-
-    hearing_model = make_reader(reader, lang, difficulty, timeout, template_args, **of_reader)
-    return ReadSimulator(llm, hearing_model, lang, difficulty=difficulty, retries=retries, **shared)
+    return make(llm, lang=lang, difficulty=difficulty, retries=retries, **shared)
 
 
 def simulator_of_run(cfg, log, clock):

@@ -125,12 +125,6 @@ class ReadSimulator(Simulator):
         super().__init__(model, lang, **shared)
         self.reader = reader
 
-    def unlogged(self):
-        """As Simulator.unlogged."""
-        other = super().unlogged()
-        other.reader = other.reader.unlogged()
-        return other
-
 
 class Reader(Caller, AdaptiveModel):
     """Hears replies for all users. `set_scale` must be called before the first one."""

@@ -134,8 +134,9 @@ class User:
         """Another user with the same past, for one dialogue of a group: all dialogues of the group
         go on from the same first line."""
         # lists of its own; what is in them, and `planning`, is replaced but never changed
-        lists = {"dialogue": [*self.dialogue], "thoughts": [*self.thoughts]}
-        return dataclasses.replace(self, name=name, **lists)
+        return dataclasses.replace(
+            self, name=name, dialogue=[*self.dialogue], thoughts=[*self.thoughts]
+        )
 
 
 # --------------------------------------------------------------------- the model behind all users
@@ -208,11 +209,11 @@ class Simulator(Caller):
         """As Caller.unlogged."""
         other = super().unlogged()
         other.retries = 2  # a model that can keep the form has done so by then
+        other.reader = self.reader and self.reader.unlogged()
         return other
 
     def example(self):
         """A user for `check`, in the run's language, who has said the first line."""
         profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
-        return self.user_class(
-            self, profile, dialogue=[{"speaker": "me", "text": profile.first_talk}]
-        )
+        line = {"speaker": "me", "text": profile.first_talk}
+        return self.user_class(self, profile, dialogue=[line])
