@@ -7,7 +7,14 @@
 (Models on a server: support/servers.py.)
 """
 
-from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, key_of_call
+from support.calls import (
+    CUT,
+    MAX_ANSWER_TOKENS,
+    MAX_THINKING_TOKENS,
+    AdaptiveModel,
+    Answer,
+    key_of_call,
+)
 from support.chat_format import ChatFormat
 from support.errors import BadInput, BadModel, PromptRefused, naming
 from support.loading import (
@@ -79,7 +86,7 @@ def load_local(path, temperature, flag="--simulator"):
 
 
 @dataclass
-class LocalModel:
+class LocalModel(AdaptiveModel):
     """A model in this process. No schema constrains its answers, so it may break the form more
     often than a model on a server."""
 
@@ -89,6 +96,8 @@ class LocalModel:
     context: int  # the most tokens that prompt and answer may have together
     temperature: float = 0.0
     most_tokens: int = MAX_ANSWER_TOKENS  # as a ServerModel's
+
+    FINDINGS = ("most_tokens",)
 
     async def __call__(self, prompt, schema=None):
         """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context.
@@ -108,7 +117,7 @@ class LocalModel:
         tokens, _ = await self.engine.generate(ids, min(room, self.most_tokens), rng, key=None)
         has_ended = tokens[-1] in self.chat.stop_ids
         answer = Answer(self.chat.decode(tokens[:-1] if has_ended else tokens))
-        answer.tokens, answer.cut = len(tokens), not has_ended
+        answer.tokens, answer.is_cut = len(tokens), not has_ended
         answer.problem = "" if has_ended else CUT
         if answer.thinks:
             self.most_tokens = MAX_THINKING_TOKENS

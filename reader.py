@@ -19,13 +19,11 @@ is fit:
 """
 
 from support.answers import PROMPTS, as_json, fill, load_prompt
-from support.calls import Caller
+from support.calls import AdaptiveModel, Caller
 from support.command_line import print_folded
 from support.errors import (
     MAX_LOST,
     BadModel,
-    SimulatorFailed,
-    TooManyLost,
     UnreadableAnswers,
 )
 from support.files import digest, parse_json, read_jsonl
@@ -102,22 +100,18 @@ class ReadUser(User):
     async def feel(self, reply: str) -> tuple[str, int]:
         """f_emo, read. Returns as User.feel; the text is JSON, with the log-odds. Raises
         SimulatorFailed."""
-        self.dialogue.append({"speaker": "friend", "text": reply})
+        self.listen(reply)
         reader = self.simulator.reader
-        reading = await reader.hear(self.questions())
+        reading = await reader.hear(reader.questions(self.profile, self.dialogue))
         self.emotion = move_emotion(self.emotion, reading["change"])
-        sentences = reader.sentences(reading["z"])
+        # h_emo: one fixed sentence for each question
+        sentences = {
+            name: yes if reading["z"][name] > 0 else no
+            for name, (_, yes, no) in reader.texts.items()
+        }
         self.planning = {"objective": sentences.pop("need")}
         self.planning["subjective"] = " ".join(sentences.values())
         return json.dumps(reading | self.planning, ensure_ascii=False), reading["change"]
-
-    def questions(self):
-        """The Reader's questions about the friend's last reply."""
-        *earlier, reply = [turn["text"] for turn in self.dialogue if turn["speaker"] == "friend"]
-        lines = [turn["text"] for turn in self.dialogue if turn["speaker"] == "me"]
-        return self.simulator.reader.questions(
-            story_of(self.profile), self.profile.task, lines[-1], earlier, reply
-        )
 
 
 class ReadSimulator(Simulator):
@@ -130,30 +124,11 @@ class ReadSimulator(Simulator):
         super().__init__(model, lang, **shared)
         self.reader = reader
 
-    def unlogged(self):
-        """As Simulator.unlogged."""
-        other = super().unlogged()
-        other.reader = other.reader.unlogged()
-        return other
 
-    def learn(self, found):
-        """As Simulator.learn."""
-        self.reader.scale = found.pop("scale")
-        vars(self.reader.source).update(found.pop("source"))
-        super().learn(found)
+class Reader(Caller, AdaptiveModel):
+    """Hears replies for all users. `set_scale` must be called before the first one."""
 
-    async def check_reader(self):
-        """`Reader.check` with the replies marked "weights"."""
-        await self.reader.check(
-            [
-                ReadUser(self, row["profile"], dialogue=row["dialogue"]).questions()
-                for row in known_replies("weights")
-            ]
-        )
-
-
-class Reader(Caller):
-    """Hears replies for all users. `check` must set `scale` before the first one."""
+    FINDINGS = ("scale",)
 
     def __init__(self, source, lang="en", **shared):
         """source: a model with `async likeliest(prompts, count)`. shared: a Caller's."""
@@ -168,33 +143,36 @@ class Reader(Caller):
         self.texts = {name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS}
         self.scale = {}  # {question: (mean, std) of its log-odds over known replies}
 
-    def questions(self, story, task, line, earlier, reply):
-        """The prompts about a `reply`, one for each of WEIGHTS, all with the same beginning. story,
-        task: the person's story and need; line: what the person has just said; earlier: the
-        friend's earlier replies."""
-        values = {"story": story, "task": task, "line": " ".join(line.split())}
-        values |= {"earlier": as_json(earlier), "reply": as_json(reply)}
+    def questions(self, profile, dialogue):
+        """The prompts about the friend's last reply in a User's `dialogue`, one for each of WEIGHTS,
+        all with the same beginning: the person's story (and need, in one of them) and last line, and
+        what the friend has said."""
+        *earlier, reply = [turn["text"] for turn in dialogue if turn["speaker"] == "friend"]
+        *_, line = [turn["text"] for turn in dialogue if turn["speaker"] == "me"]
+        values = {
+            "story": story_of(profile),
+            "task": profile.task,
+            "line": " ".join(line.split()),
+            "earlier": as_json(earlier),
+            "reply": as_json(reply),
+        }
         beginning = self.beginning[bool(earlier)]
         return [fill(f"{beginning}\n\n{text}", values) for text, _, _ in self.texts.values()]
-
-    def sentences(self, z):
-        """What f_reply is told of a reply (h_emo): {question: one fixed sentence}."""
-        return {name: yes if z[name] > 0 else no for name, (_, yes, no) in self.texts.items()}
 
     async def read(self, prompts, words):
         """The model of this Caller: `log_odds` behind each of `prompts`, with the likeliest word,
         as JSON."""
-        found = []
+        answers = []
         for likeliest in await self.source.likeliest(prompts, LIKELIEST):
-            found.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
-        return json.dumps(found, ensure_ascii=False)
+            answers.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
+        return json.dumps(answers, ensure_ascii=False)
 
     async def ask(self, prompts):
         """{question: log-odds} of a reply. prompts: its `questions`. Where answers are kept, equal
         prompts are read once. Raises UnreadableAnswers."""
         key = digest(self.name, prompts)
         text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
-        found = {}
+        odds_of = {}  # {question: log-odds}
         try:
             for name, (odds, mass, _, likeliest) in zip(WEIGHTS, parse_json(text), strict=True):
                 # not: the opposite, because NaN is neither above nor below a number
@@ -210,51 +188,51 @@ class Reader(Caller):
                         f"{' and '.join(self.words)} have {mass:.2f} of the probability at the "
                         f"question {name!r}; the likeliest word is {likeliest!r}. {hint}"
                     )
-                found[name] = odds
+                odds_of[name] = odds
         except (TypeError, ValueError, RecursionError):
             raise UnreadableAnswers(f"a damaged answer in the log of calls, key {key}") from None
-        return found
+        return odds_of
 
     async def hear(self, prompts):
         """f_emo, read: {"log_odds": {question: x}, "z": {question: z}, "sum": BIAS + the weighted
         sum of z, "change": of the emotion}. Raises UnreadableAnswers."""
-        found, z = await self.ask(prompts), {}
-        for name, x in found.items():
+        odds, z = await self.ask(prompts), {}
+        for name, x in odds.items():
             mean, std = self.scale[name]
             z[name] = (x - mean) / std
         total, change = weigh(z)
-        return {"log_odds": found, "z": z, "sum": total, "change": change}
+        return {"log_odds": odds, "z": z, "sum": total, "change": change}
 
-    async def check(self, replies):
-        """Set `scale` by known replies, each the prompts of `ask`: log-odds of two models cannot be
-        compared. Replies that cannot be read are left out, up to MAX_LOST of them; a warning says
-        so, and also if one of the others is FAR from the rest. Raises BadModel if the model is
-        about to say other words than yes or no, or the server returns no log-probs."""
-        lost = []  # what is wrong with these replies
+    async def set_scale(self):
+        """Set `scale` by the known replies that are marked "weights": log-odds of two models cannot
+        be compared. Replies that cannot be read are left out, up to MAX_LOST of them; a warning
+        says so, and also if one of the others is FAR from the rest. Raises BadModel if the model is
+        about to say other words than yes or no, or the server returns no log-probs, and
+        SimulatorFailed."""
+        unreadable, far = [], []  # what is wrong, in words
 
-        async def try_to_ask(prompts):
+        async def try_to_ask(row):
             try:
-                return await self.ask(prompts)
+                return await self.ask(self.questions(row["profile"], row["dialogue"]))
             except UnreadableAnswers as error:
-                lost.append(error)
+                unreadable.append(str(error))
 
-        try:
-            answers = await asyncio.gather(*map(try_to_ask, replies))
-        except SimulatorFailed as error:
-            raise TooManyLost(str(error)) from None
-        if len(lost) > MAX_LOST * len(answers):
+        rows = known_replies("weights")
+        answers = await asyncio.gather(*map(try_to_ask, rows))
+        if len(unreadable) > MAX_LOST * len(rows):
             raise BadModel(
-                f"{self.name} cannot be read, at {len(lost)} of {len(answers)} known replies: {lost[0]}"
+                f"{self.name} cannot be read, at {len(unreadable)} of {len(rows)} known replies: "
+                f"{unreadable[0]}"
             )
         for name in WEIGHTS:
             column = np.array([odds[name] for odds in answers if odds])
             self.scale[name] = mean, std = float(column.mean()), float(column.std()) or 1.0
             if abs(column - mean).max() > FAR * std:
-                lost.append(f"one answer to the question {name!r} is far from all others")
-        if lost:
+                far.append(f"one answer to the question {name!r} is far from all others")
+        if problems := unreadable + far:
             print_folded(
-                f"warning: {self.name}: {lost[0]}. ({len(lost)} such answers about the known replies "
-                "that set its scale. All changes of emotion depend on it.)"
+                f"warning: {self.name}: {problems[0]}. ({len(problems)} such answers about the known "
+                "replies that set its scale. All changes of emotion depend on it.)"
             )
 
 

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from emotion import TRAINING, clamp_change, emotion_level, move_emotion
 from people import PURPOSES, Profile, load_profiles
 
-CUT_RETRIES = 2  # how often a question is asked again after the token limit cut its answer
+CUT_RETRIES = 2  # how often a question is asked again after answers that the token limit cut
 
 # ------------------------------------------------------------------------------------------- the user
 
@@ -88,11 +88,15 @@ class User:
             "dialogue": as_json(self.dialogue),
         }
 
+    def listen(self, reply):
+        """Add the friend's reply to the dialogue."""
+        self.dialogue.append({"speaker": "friend", "text": reply})
+
     async def feel(self, reply: str) -> tuple[str, int]:
         """f_emo (SAGE eq. 1): hear `reply` and move the emotion. Returns (text, change): the
         model's whole answer, which makes the reward verifiable, and the clamped change. Raises
         SimulatorFailed."""
-        self.dialogue.append({"speaker": "friend", "text": reply})
+        self.listen(reply)
         simulator = self.simulator
         text, answer = await simulator.ask(
             simulator.prompts["emotion"], self.values(), EMOTION_SCHEMA, self.name
@@ -130,19 +134,21 @@ class User:
         """Another user with the same past, for one dialogue of a group: all dialogues of the group
         go on from the same first line."""
         # lists of its own; what is in them, and `planning`, is replaced but never changed
-        lists = {"dialogue": [*self.dialogue], "thoughts": [*self.thoughts]}
-        return dataclasses.replace(self, name=name, **lists)
+        return dataclasses.replace(
+            self, name=name, dialogue=[*self.dialogue], thoughts=[*self.thoughts]
+        )
 
 
 # --------------------------------------------------------------------- the model behind all users
 
 
 class Simulator(Caller):
-    """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock.
-    `ask` asks a question; `check` asks three before the first dialogue."""
+    """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock."""
 
     user_class = User
     reader = None  # what hears in the model's place (ReadSimulator in reader.py)
+    # three questions to the model before the first dialogue, and what other ranks learn from them
+    check, learn = user_check.check, user_check.learn
 
     def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, **shared):
         """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question
@@ -166,30 +172,30 @@ class Simulator(Caller):
 
     async def ask(self, template, values, schema, dialogue=""):
         """Ask a question until its answer can be read. Returns (text, object) of the answer; raises
-        SimulatorFailed. values: {placeholder of the template: value}, all but the code. dialogue:
-        its name, for `key`.
+        UnreadableAnswers or another SimulatorFailed. values: {placeholder of the template: value},
+        all but the code. dialogue: its name, for `key`.
 
         An answer in the log is not asked for again, because it was paid for. Unreadable answers in
         the log do not count as tries: a run that stopped because of them would stop again at every
         resume."""
-        asked, cut, question, problem = 0, 0, template, None
+        failures, cuts = 0, 0  # unreadable answers that were not in the log; those that were cut
         for attempt in itertools.count():
+            question = f"{template}\n\n{self.complaint}" if attempt else template
             code = code_of(question, values, attempt)
             prompt = fill(question, {**values, "code": code})
             key = self.key(prompt, dialogue, attempt)
-            text = self.log.answers.get(key)
-            if text is None:
-                if asked > self.retries or cut > CUT_RETRIES:
-                    raise UnreadableAnswers(f"{asked} answers could not be read: {problem}")
-                asked += 1
-                text = await self.call(prompt, schema, key)
-                cut += getattr(text, "cut", False)
+            is_logged = key in self.log.answers
+            text = self.log.answers[key] if is_logged else await self.call(prompt, schema, key)
             self.tries[attempt] += 1
             try:
                 return text, read_answer(text, schema, code if "code" in schema else None)
             except Unreadable as error:
-                question = f"{template}\n\n{self.complaint}"
-                problem = getattr(text, "problem", "") or str(error)
+                problem = getattr(text, "problem", "") or error
+            if not is_logged:
+                failures += 1
+                cuts += getattr(text, "is_cut", False)
+                if failures > self.retries or cuts > CUT_RETRIES:
+                    raise UnreadableAnswers(f"{failures} answers could not be read: {problem}")
 
     def key(self, prompt, dialogue, attempt):
         """The key of a call: the log keeps its answer under it. At temperature 0 equal prompts
@@ -203,19 +209,11 @@ class Simulator(Caller):
         """As Caller.unlogged."""
         other = super().unlogged()
         other.retries = 2  # a model that can keep the form has done so by then
+        other.reader = self.reader and self.reader.unlogged()
         return other
 
     def example(self):
-        """The user of `check`, in the run's language, before any reply."""
+        """A user for `check`, in the run's language, who has said the first line."""
         profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
-        return self.user_class(
-            self, profile, dialogue=[{"speaker": "me", "text": profile.first_talk}]
-        )
-
-    async def check(self):
-        """`user_check.check`. Other ranks `learn` what it finds out."""
-        return await user_check.check(self)
-
-    def learn(self, found):
-        """Take over what the `check` of another rank has found out."""
-        vars(self.model).update(found)
+        line = {"speaker": "me", "text": profile.first_talk}
+        return self.user_class(self, profile, dialogue=[line])

@@ -85,7 +85,7 @@ def constants(users=8):
         return [episode.emotion for episode in episodes]
 
     async def all_means():
-        await model.check_reader()
+        await model.reader.set_scale()
         return {
             name: float(np.mean(await finals_of(replies)))
             for name, replies in tqdm(CONSTANTS.items(), leave=False)

@@ -87,36 +87,40 @@ def read_answer(text, schema, code=None):
     without escaping it, and so end the object early, but the policy has never seen the code.
     (docs/hacking.md says what such a reply can still do.)"""
     text = text.removeprefix("\ufeff").strip()  # some servers put a byte order mark first
+    starts = [0]
     if not text.startswith(("{", "```")):
         # The policy may have said </think>{, and the thought or the object may quote it. Of all
         # places where the object could begin, only the right one is followed by a whole object.
-        problem = Unreadable("not one JSON object: it begins with something else")
-        for thought in re.finditer(r"</think>\s*(?=\{|```)", text):
-            try:
-                return read_answer(text[thought.end() :], schema, code)
-            except Unreadable as error:
-                problem = error
-        raise problem
-    if len(text) > MAX_ANSWER_LENGTH:
-        raise Unreadable(f"an answer of {len(text)} characters")
-    text = re.sub("^```(?:json)?(.*)```$", r"\1", text, flags=re.DOTALL | re.IGNORECASE)
-    try:
-        # strict=False: raw line breaks within strings are read
-        found = parse_json(text, strict=False, object_pairs_hook=without_twins)
-    except (ValueError, RecursionError) as error:
-        raise Unreadable(f"not one JSON object: {error}") from None
-    answer = as_kind(found, schema, "the answer")
+        starts = [thought.end() for thought in re.finditer(r"</think>\s*(?=\{|```)", text)]
+    problem = "it begins with something else"
+    for start in starts:
+        whole = text[start:]
+        if len(whole) > MAX_ANSWER_LENGTH:
+            problem = f"it has {len(whole)} characters"
+            continue
+        whole = re.sub("^```(?:json)?(.*)```$", r"\1", whole, flags=re.DOTALL | re.IGNORECASE)
+        try:
+            # strict=False: raw line breaks within strings are read
+            value = parse_json(whole, strict=False, object_pairs_hook=without_twins)
+            break
+        except (ValueError, RecursionError) as error:
+            problem = error
+    else:
+        raise Unreadable(f"not one JSON object: {problem}")
+    answer = as_kind(value, schema, "the answer")
     if code is not None and answer["code"] != code:
         raise Unreadable(
             "another code than that of the prompt's first line; does the server cut long prompts "
             "(Ollama's num_ctx)?"
         )
-    said = "response" if "response" in schema else list(schema)[-1]
-    behind = [keys[keys.index(said) + 1 :] for keys in (list(found), list(schema))]
+    keys = list(schema)
+    text_key = "response" if "response" in schema else keys[-1]
     # Another key behind this text: the policy's `", "more": "`, quoted without escaping, would end
     # the text early.
-    if isinstance(answer[said], str) and (not answer[said].strip() or behind[0] != behind[1]):
-        raise Unreadable(f"its {said} is blank, or another key stands behind it")
+    last_keys = keys[keys.index(text_key) :]
+    is_end = list(value)[-len(last_keys) :] == last_keys
+    if isinstance(answer[text_key], str) and not (answer[text_key].strip() and is_end):
+        raise Unreadable(f"its {text_key} is blank, or another key stands behind it")
     return answer
 
 
@@ -147,27 +151,28 @@ def as_kind(value, kind, where):
 
 
 def code_of(template, values, attempt=0):
-    """The code of a prompt: four letters from the SHA-256 of its template, its person (all its
-    values, if it has no person, as a judge's) and the number of earlier attempts.
+    """The code of a prompt: four letters.
 
-    It stands in the first line, so a server that silently drops the beginning of a long prompt
-    drops the code with the story. All prompts of a dialogue begin alike, because servers keep what
-    they computed for a beginning. So nothing is hashed that changes from turn to turn. The same
-    question always has the same code, so that its logged answer can be read again.
+    All prompts of a dialogue begin alike, so that servers can keep what they computed for a
+    beginning. The code stands in the first line: a server that silently drops the beginning of a
+    long prompt drops the code with the story. So nothing is hashed that changes from turn to turn,
+    and not the whole prompt, but its template, its person (all its values, if it has no person, as
+    a judge's) and the number of earlier attempts, by SHA-256. The same question always has the same
+    code, so that its logged answer can be read again.
 
     So the code is no secret of one prompt: it is the same for a person, template and attempt during
     the whole training, one of 19**4 = 130,321. The policy never sees it, but it may guess. Four
     letters that occur somewhere in a value are skipped: the policy could have guessed or heard
     them."""
-    spelled = json.dumps(values, ensure_ascii=False).casefold()
+    words = json.dumps(values, ensure_ascii=False).casefold()
     person = {name: values[name] for name in ("persona", "scene", "task") if name in values}
     seed = json.dumps([template, person or values, attempt], ensure_ascii=False)
     # The first code is nearly always free. The bound ends the search in a text that was made to
     # hold every combination of four letters.
     for _ in range(1000):
-        hashed = hashlib.sha256(seed.encode())
-        code = "".join(CODE_LETTERS[byte % len(CODE_LETTERS)] for byte in hashed.digest()[:4])
-        if code not in spelled:
+        sha = hashlib.sha256(seed.encode())
+        code = "".join(CODE_LETTERS[byte % len(CODE_LETTERS)] for byte in sha.digest()[:4])
+        if code not in words:
             break
-        seed = hashed.hexdigest()
+        seed = sha.hexdigest()
     return code

@@ -32,7 +32,7 @@ class Answer(str):
     """The text of an answer. (A script answers with a plain str.)"""
 
     thought = ""  # reasoning that the server has taken out of the text
-    cut = False  # was it ended by the limit of tokens?
+    is_cut = False  # was it ended by the limit of tokens?
     problem = ""  # why it cannot be read, if it is empty or cut
     likeliest = ()  # [(text, log-prob)] of the first token, if they were asked for
     has_floors = False  # were there others, with no log-prob but a floor such as -9999?
@@ -43,7 +43,7 @@ class Answer(str):
         """Did the model think before it answered? If it was cut within a thought, it did not reach
         the answer, or the end of the thought."""
         has_begun = self.lstrip().startswith(("{", "```"))
-        return bool(self.thought) or (not has_begun and (self.cut or "</think>" in self))
+        return bool(self.thought) or (not has_begun and (self.is_cut or "</think>" in self))
 
 
 @dataclass
@@ -75,6 +75,21 @@ class Clock:
             self.under_way[kind] -= 1
 
 
+class AdaptiveModel:
+    """A model that finds out, while it is asked, how it has to be asked. Only `adopt` changes it
+    from outside. (A model may be any async function; then it finds out nothing.)"""
+
+    FINDINGS = ()  # the attributes that it finds out
+
+    def findings(self):
+        """What it has found out, for `adopt` on another rank."""
+        return {name: getattr(self, name) for name in self.FINDINGS}
+
+    def adopt(self, **attributes):
+        """Set what the check, or this model on another rank, has found out."""
+        vars(self).update(attributes)
+
+
 class Caller:
     """Calls a model: at most `concurrency` calls at once (None: any number), timed by `clock` and
     logged in `log`."""
@@ -89,24 +104,27 @@ class Caller:
         self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
 
     async def call(self, prompt, schema, key):
-        """One call to the model, which is logged. Returns the text. If answers are kept, equal
-        questions at the same time share one call, even if it fails."""
+        """One call to the model. Returns the text, and logs it if there is a log.
+
+        Then equal questions at the same time share one call, even if it fails. This call is a task
+        of its own, because one of the dialogues that wait for it may be cancelled (`shield`)."""
         if not self.log.path:
             return await self.call_model(prompt, schema, key)
-        calls = self.log.calls
-        if key not in calls:
-            calls[key] = asyncio.create_task(self.call_model(prompt, schema, key))
-            calls[key].add_done_callback(lambda call: calls.pop(key))
-        return await asyncio.shield(calls[key])
+        tasks = self.log.tasks
+        if key not in tasks:
+            tasks[key] = asyncio.create_task(self.call_model(prompt, schema, key))
+            tasks[key].add_done_callback(lambda task: tasks.pop(key))
+        return await asyncio.shield(tasks[key])
 
     async def call_model(self, prompt, schema, key):
         """The call itself."""
         async with self.slots:
-            began = time.perf_counter()
+            start = time.perf_counter()
             key_of_call.set(key)
             with self.clock.during("calls"):
                 text = await self.model(prompt, schema)
-        self.log.write(key, text, time.perf_counter() - began)
+        if self.log.path:
+            self.log.write(key, text, time.perf_counter() - start)
         return text
 
     def unlogged(self):
@@ -124,10 +142,10 @@ class CallLog:
 
     path: Path = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
-    calls: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
-    waiting: list = field(
-        default_factory=list
-    )  # rows to append, until the directory of a run is made
+    tasks: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
+    # Rows to append. A new run has no directory before its models are loaded, and a reader is asked
+    # earlier: a run that cannot begin must leave nothing.
+    rows: list = field(default_factory=list)
 
     def read(self, path):
         """Read the answers of a log. If it is our own, the half line of a killed run is cut off."""
@@ -140,10 +158,9 @@ class CallLog:
 
     def write(self, key, text, seconds):
         """Append one answer."""
-        if self.path:
-            self.answers[key] = text
-            tokens = getattr(text, "tokens", None)
-            row = {"key": key, "answer": text, "seconds": round(seconds, 4), "tokens": tokens}
-            self.waiting.append(row)
-            while self.waiting and self.path.parent.exists():
-                append_line(self.path, self.waiting.pop(0))
+        self.answers[key] = text
+        tokens = getattr(text, "tokens", None)
+        row = {"key": key, "answer": text, "seconds": round(seconds, 4), "tokens": tokens}
+        self.rows.append(row)
+        while self.rows and self.path.parent.exists():
+            append_line(self.path, self.rows.pop(0))

@@ -10,7 +10,7 @@ A failure is one of three exceptions (support/errors.py):
 second.
 """
 
-from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer
+from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, AdaptiveModel, Answer
 from support.errors import BadInput, PromptRefused, SimulatorFailed, SimulatorRefused, one_line
 from support.files import parse_json
 
@@ -19,7 +19,6 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
@@ -31,7 +30,7 @@ FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
-FORMAT_RETRIES = 3  # after a 5xx, until `check_form` tries the next format
+FORMAT_RETRIES = 3  # after a 5xx, until `user_check.check` tries the next format
 # Sent with every question, beside the temperature. vLLM takes what a request does not say from the
 # model's generation_config.json, so a policy would be sampled with another top-p than the result
 # file says. (OpenAI's protocol has no word for top_k and repetition_penalty.)
@@ -45,8 +44,7 @@ LEAST = -100
 # ------------------------------------------------------------------------------ a model on a server
 
 
-@dataclass
-class ServerModel:
+class ServerModel(AdaptiveModel):
     """The chat model `name` of the server at `url`, which speaks OpenAI's protocol (vLLM, llama.cpp
     and Ollama do).
 
@@ -54,51 +52,54 @@ class ServerModel:
     again by itself: after a lost connection, a timeout, a rate limit (no earlier than the server's
     Retry-After says) and a fault of the server, with at most 8 s between two tries.
 
-    Servers and models accept different parameters. Each of these begins with what most accept, and
-    changes for the rest of the process:
-
-        format       the one of FORMATS for the form of an answer; only `check_form` changes
-                     it, because a later refusal may be about the words of a prompt
-        limit        the name of the limit of tokens: gpt-5 has another
-        temperature  None where the model has one of its own and refuses any other
-        replaced     {parameter: the value that is sent in place of the one that was refused}; None
-                     where it is not sent any more
-        most_tokens  the limit itself: it is higher for a model that thinks"""
-
-    name: str
-    url: str
-    temperature: float = 0.0
-    timeout: float = 60.0  # seconds of one try; CALL_TIMEOUT is the time of all of them
-    template_args: dict = None  # of the chat template; only `likeliest` sends them
-    format: str = FORMATS[0]
-    limit: str = "max_tokens"
-    most_tokens: int = MAX_ANSWER_TOKENS
-    replaced: dict = field(default_factory=dict)
-    last_failure: str = ""
-    has_answered: bool = False
-    is_patient: bool = True  # is a 5xx tried again until CALL_TIMEOUT?
-    has_floors: bool = False  # as an Answer's; said once
+    Servers and models accept different parameters. So the model has a state. It begins with what
+    most of them accept, and changes for the rest of the process."""
 
     formats = FORMATS
+    FINDINGS = ("format", "limit", "most_tokens", "replaced", "has_answered")
 
-    def __post_init__(self):
-        """Raises BadInput if the environment or the address allows no client."""
+    def __init__(self, name, url, temperature=0.0, timeout=60.0, template_args=None):
+        """timeout: seconds of one try; CALL_TIMEOUT is the time of all of them. template_args: of
+        the chat template; only `likeliest` sends them. Raises BadInput if the environment or the
+        address allows no client."""
         import openai
+
+        self.name, self.url, self.template_args = name, url, template_args
+        # sent with every question
+        self.sampling = {**SAMPLING, "temperature": temperature}
+
+        # The state. Only `user_check.check` changes the format, because a later refusal may be
+        # about the words of a prompt.
+        self.format = FORMATS[0]
+        self.limit = "max_tokens"  # the name of the limit of tokens: gpt-5 has another
+        self.most_tokens = MAX_ANSWER_TOKENS  # the limit: it is higher for a model that thinks
+        # {parameter: the value that is sent in place of the one that was refused}; None where it is
+        # not sent any more
+        self.replaced = {}
+        self.has_answered = False
+        self.is_patient = True  # is a 5xx tried again until CALL_TIMEOUT?
+        # the warnings that are printed once
+        self.last_failure, self.has_floors = "", False
 
         self.key = read_key()
         try:
             self.client = openai.AsyncOpenAI(
-                base_url=self.url,
+                base_url=url,
                 api_key=self.key,
                 max_retries=1000,  # CALL_TIMEOUT decides
-                timeout=self.timeout,
+                timeout=timeout,
                 http_client=client_that_tells(self),
             )
         except Exception as error:  # the HTTP library has many kinds
             raise BadInput(
-                f"{self.url}: no connection can be made: {self.quote(error)} (the environment may "
+                f"{url}: no connection can be made: {self.quote(error)} (the environment may "
                 "say so in ALL_PROXY, HTTPS_PROXY, HTTP_PROXY, NO_PROXY or SSL_CERT_FILE)"
             ) from None
+
+    @property
+    def temperature(self):
+        """None where the model has one of its own and refuses any other."""
+        return (self.sampling | self.replaced)["temperature"]
 
     async def __call__(self, prompt, schema):
         """The answer to a prompt."""
@@ -117,7 +118,7 @@ class ServerModel:
         """The `count` likeliest tokens behind each of `prompts`, or FEWER: a list of
         [(text, log-prob)]. Raises PromptRefused if a response has no two of them: then nothing can
         be compared. (The model may have ended at once. If the server never returns log-probs,
-        `Reader.check` sees it.)"""
+        `Reader.set_scale` sees it.)"""
         more = self.template_args and {"chat_template_kwargs": self.template_args}
         options = {"logprobs": True, "top_logprobs": count, "extra_body": more or None}
         # One after the other: a Caller counts them as one call at a time, and the server keeps what
@@ -133,14 +134,14 @@ class ServerModel:
                 "count as not listed, and feelings that are read may be a little off",
                 file=sys.stderr,
             )
-        found = [answer.likeliest for answer in answers]
-        if min(map(len, found)) < 2:
+        lists = [answer.likeliest for answer in answers]
+        if min(map(len, lists)) < 2:
             raise PromptRefused(
                 f"{self.url}: to this prompt {self.name} returns no log-probs, or one alone "
                 "(top_logprobs), and a reader needs two; if this happens at every prompt, use a server "
                 "and a model that return them"
             )
-        return found
+        return lists
 
     async def chat(self, messages, max_tokens, **options):
         """One question, as an Answer. options: more of OpenAI's parameters; one that is None is not
@@ -150,17 +151,17 @@ class ServerModel:
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
                 for _ in range(TRIES):
-                    asked = self.parameters(max_tokens, options)
+                    parameters = self.parameters(max_tokens, options)
                     try:
                         response = await self.client.chat.completions.with_raw_response.create(
-                            model=self.name, messages=messages, **asked
+                            model=self.name, messages=messages, **parameters
                         )
                     except openai.APIStatusError as error:
-                        now = self.parameters(max_tokens, options)
-                        # If they have changed, another call was quicker.
-                        if asked == now and not self.gives_way(str(error), asked):
-                            raise
-                        continue
+                        # If they have changed meanwhile, another call was quicker.
+                        has_changed = parameters != self.parameters(max_tokens, options)
+                        if has_changed or self.gives_way(str(error), parameters):
+                            continue
+                        raise
                     # an error's status has been seen by `client_that_tells`
                     _, answer = read_response(response.text)
                     if answer is not None:
@@ -179,30 +180,28 @@ class ServerModel:
 
     def parameters(self, max_tokens, options):
         """What is sent now beside the messages. options: of `chat`."""
-        asked = {self.limit: max_tokens, "temperature": self.temperature, **SAMPLING, **options}
-        asked |= self.replaced
-        return {name: value for name, value in asked.items() if value is not None}
+        values = {self.limit: max_tokens, **self.sampling, **options, **self.replaced}
+        return {name: value for name, value in values.items() if value is not None}
 
-    def gives_way(self, words, asked):
-        """Can other parameters than those that were `asked` avoid a refusal in these words? Then
-        they are sent from now on. After the first answer no parameter is changed: a later refusal
-        may be about the words of a prompt."""
+    def gives_way(self, words, parameters):
+        """Can other `parameters` than these avoid a refusal in these words? Then they are sent from
+        now on. After the first answer no parameter is changed: a later refusal may be about the
+        words of a prompt."""
         if self.has_answered:
             return False
         # Temperature is the last, because some models refuse it only together with top_p. Some
         # servers write topP, or "Penalty is not enabled" for both penalties.
-        named = [
+        names = [
             name
-            for name in (*SAMPLING, "temperature")
-            if name in asked
+            for name in self.sampling
+            if name in parameters
             and re.search(rf"\b{name.replace('_', '_?')}\b|penalty is not", words, re.I)
         ]
         if "max_completion_tokens" in words and self.limit == "max_tokens":
             self.limit = "max_completion_tokens"
-        elif named:
-            self.replaced[named[0]] = None
-            self.temperature = self.replaced.get("temperature", self.temperature)
-        elif "logprobs" in words and asked.get("top_logprobs", 0) > FEWER:
+        elif names:
+            self.replaced[names[0]] = None
+        elif "logprobs" in words and parameters.get("top_logprobs", 0) > FEWER:
             self.replaced["top_logprobs"] = FEWER
         else:
             return False
@@ -256,16 +255,16 @@ def read_response(text):
     message = at(choice, "message")
     content = at(message, "content")
     answer = Answer(texts_in(content))
-    ended = str(at(choice, "finish_reason")).lower()
+    reason = str(at(choice, "finish_reason")).lower()  # why the answer has ended
     error = at(body, "error") or at(choice, "error") or at(message, "error")
     # some gateways write "no error" beside an answer
-    if (error and not answer) or ended in FAILED:
-        found = re.search(r'"(?:code|status|http_status)": "?([45]\d\d)\b', json.dumps(body))
-        status = int(found[1]) if found else 500
-        return status, str(at(error, "message") or error or f"finish_reason {ended}")
-    refused = not answer and at(message, "refusal")
-    if refused or ended in FILTERED:
-        return 400, f"a content filter took the answer away. {refused or ''}"
+    if (error and not answer) or reason in FAILED:
+        code = re.search(r'"(?:code|status|http_status)": "?([45]\d\d)\b', json.dumps(body))
+        status = int(code[1]) if code else 500
+        return status, str(at(error, "message") or error or f"finish_reason {reason}")
+    refusal = not answer and at(message, "refusal")
+    if refusal or reason in FILTERED:
+        return 400, f"a content filter took the answer away. {refusal or ''}"
     if not isinstance(message, dict) or not isinstance(content, str | list | None):
         return 200, None
     answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
@@ -273,21 +272,21 @@ def read_response(text):
     tokens = at(body, "usage", "completion_tokens")
     if type(tokens) is int:
         answer.tokens = tokens
-    told = at(choice, "logprobs", "content", 0, "top_logprobs")
-    if isinstance(told, list):
-        found = [
+    tops = at(choice, "logprobs", "content", 0, "top_logprobs")
+    if isinstance(tops, list):
+        pairs = [
             (texts_in(at(one, "token")), one["logprob"])
-            for one in told
+            for one in tops
             # NaN is not between two numbers
             if type(at(one, "logprob")) in (int, float) and LEAST <= one["logprob"] <= 0.01
         ]
         # Some servers list the sampled token twice: its probability must not count twice. (Two
         # tokens may have the same text, but not the same log-prob, too.)
-        answer.likeliest = [*dict.fromkeys(found)]
-        answer.has_floors = len(found) < len(told)
-    answer.cut = ended in ("length", "max_tokens", "model_length")
+        answer.likeliest = [*dict.fromkeys(pairs)]
+        answer.has_floors = len(pairs) < len(tops)
+    answer.is_cut = reason in ("length", "max_tokens", "model_length")
     empty = "" if answer.strip() else "empty"
-    answer.problem = CUT if answer.cut else empty
+    answer.problem = CUT if answer.is_cut else empty
     if answer.problem and answer.thought:
         answer.problem += ", with words in its reasoning"
     return 200, answer
@@ -356,7 +355,7 @@ def client_that_tells(model):
             if may_heal(response.status_code):
                 model.tell_failure(f"status {response.status_code} {words or ''}")
             # Maybe it fails at the form that it is asked for: as a refusal (400), the failure makes
-            # `check_form` go on. (503: it is only loading, or busy.)
+            # `user_check.check` go on. (503: it is only loading, or busy.)
             is_fault = 503 != response.status_code >= 500 and not model.is_patient
             if is_fault and int(request.headers["x-stainless-retry-count"]) > FORMAT_RETRIES:
                 response.status_code = 400

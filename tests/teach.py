@@ -12,16 +12,14 @@ import torch.nn.functional as F
 
 import conftest  # first: it sets the path
 from local import LocalReader
-from reader import Reader, ReadSimulator, ReadUser, known_replies
-from toy import world
+from reader import Reader, known_replies
 
 YES_NO = ("yes", "no")
 
 
 def questions_of(row):
     """The prompts about the reply of a row of `known_replies`."""
-    simulator = ReadSimulator(world.ScriptedModel(), Reader(SimpleNamespace(name="nobody")))
-    return ReadUser(simulator, row["profile"], dialogue=row["dialogue"]).questions()
+    return Reader(SimpleNamespace(name="nobody")).questions(row["profile"], row["dialogue"])
 
 
 def teach(path):

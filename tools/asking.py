@@ -12,7 +12,6 @@ from support.calls import MAX_THINKING_TOKENS, CallLog
 from support.command_line import SCRIPTED, not_negative
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest, read_text
-from support.user_check import check_form
 
 import asyncio
 import contextlib
@@ -59,7 +58,7 @@ def make_judge(args):
 
 def ask(args, cases, name, schema, items_of=dict, repeats=1):
     """Ask the judge of the flags a question about each of `cases`, from `make_cases`. Before that a
-    user's `check_form` runs; its errors are raised.
+    user's `check` runs, without the feelings; its errors are raised.
 
     name: of the prompt's file, prompts/*/judge/NAME.txt; schema: of the answer, see simulator.py;
     items_of(answer, without its code) -> {item: value}; repeats: how often it is asked about the
@@ -86,7 +85,7 @@ def ask(args, cases, name, schema, items_of=dict, repeats=1):
         return row
 
     async def ask_all():
-        await check_form(judge)
+        await judge.check(with_feelings=False)
         calls = [ask_once(*case, repeat) for case in cases for repeat in range(repeats)]
         return await tqdm.gather(*calls, desc=name, leave=False)
 

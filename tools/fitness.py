@@ -31,7 +31,6 @@ from support.errors import (
 from support.files import read_jsonl
 from support.metrics import words_of
 from support.servers import CALL_TIMEOUT
-from support.user_check import check_form
 
 import asyncio
 import contextlib
@@ -177,10 +176,8 @@ async def talk(rows, simulator):
 
 async def put_all(rows, simulator, speaks):
     """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns] and
-    [what `talk` returns], with a reader. Raises as `check_form`, and `Reader.check`."""
-    await check_form(simulator)
-    if simulator.reader:
-        await simulator.check_reader()
+    [what `talk` returns], with a reader. Raises as `check`."""
+    await simulator.check(with_feelings=False)
     count = min(ASKED_AGAIN, len(rows))
     # spread over persons and kinds; the second ten meet the levels shifted by one
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}

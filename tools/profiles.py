@@ -21,7 +21,6 @@ from support.command_line import SCRIPTED, Parser, fraction, natural, positive
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
 from support.needs import need_of
-from support.user_check import check_form
 
 import asyncio
 import json
@@ -169,7 +168,7 @@ async def write_users(drafts, simulator, lang):
     a user that is missing: why}."""
     missing = {}
     simulator.model.most_tokens = MAX_THINKING_TOKENS  # a story is longer than a user's answer
-    await check_form(simulator)
+    await simulator.check(with_feelings=False)
 
     async def write(draft):
         try:

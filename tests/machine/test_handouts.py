@@ -59,7 +59,6 @@ EVERYBODYS = {
     "returnReply(text,visible,thought,malformed)",
     "head=self.model.get_output_embeddings()",
     "thought,visible=take_thoughts(text)",
-    'self.dialogue.append({"speaker":"friend","text":reply})',
 }
 
 

