@@ -158,6 +158,6 @@ def test_the_benchmark_of_chit_chat(tmp_path, tiny_dir, capsys):
         purposes = Counter(row["purpose"] for row in rows)
         assert purposes == {"chat with an aim": 12, "chat without aim": 12}
         assert {row["profile_id"] for row in rows} == {p.id for p in load_profiles(CHAT)}
-        assert replay.main([str(flag) for flag in (out, *user)]) == 0
+        assert replay.main(["same-user", *map(str, (out, *user))]) == 0
         assert measure(*flags, "--profiles", PROFILES / "en_test.jsonl") == 2
         assert "world chit-chat there, None here" in capsys.readouterr().err

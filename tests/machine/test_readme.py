@@ -138,7 +138,7 @@ def test_the_toy_commands_run(flags, tmp_path):
     steps = "0" if "0" in flags else "1"
     short = ["--steps", steps, *"--batch-size 16 --eval-size 8 --out".split(), str(tmp_path)]
     assert rlver.main([*flags, *short]) == 0
-    assert replay.main([str(tmp_path / "dialogues.jsonl")]) == 0
+    assert replay.main(["same-user", str(tmp_path / "dialogues.jsonl")]) == 0
 
 
 # what a run is made of, with no example of its own

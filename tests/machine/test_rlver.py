@@ -80,7 +80,7 @@ def test_it_learns(learnt):
     assert told["after"]["malformed"] < 20 and told["after"]["n"] == 64
     assert (learnt / "learning_curve.png").exists() and (learnt / "report.html").exists()
     assert len(rows(learnt / "dialogues.jsonl")) == 2 * 64 + 12 * 64
-    assert replay.main([str(learnt / "dialogues.jsonl")]) == 0
+    assert replay.main(["same-user", str(learnt / "dialogues.jsonl")]) == 0
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_rewards_are_the_final_emotion_and_replay_exactly(whole):
     user again, give the same emotions; the last one / 100 is the reward, in the log and in the
     metrics."""
     out = whole("grpo")
-    assert replay.main([str(out / "dialogues.jsonl")]) == 0
+    assert replay.main(["same-user", str(out / "dialogues.jsonl")]) == 0
     lines = rows(out / "dialogues.jsonl")
     rewards = {}  # of the training steps
     for line in lines:

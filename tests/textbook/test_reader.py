@@ -326,7 +326,7 @@ def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):
     assert rlver.main(["--resume", str(out), "--steps", "5"]) == 0
     more = rows(out / "calls.jsonl")[len(calls) :]
     assert not {row["key"] for row in more} & {row["key"] for row in calls}
-    assert replay.main([str(out / "dialogues.jsonl")]) == 0
+    assert replay.main(["same-user", str(out / "dialogues.jsonl")]) == 0
     printed = capfd.readouterr().out
     assert "the same final score: 100.0 %" in printed
     assert "is read from" in printed and "cannot judge comfort" not in printed
