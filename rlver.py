@@ -52,6 +52,7 @@ def train(run):
     before config.json is written, SelfCheckFailed later."""
     simulator, users, models = set_up(run)
     cfg, state = run.cfg, run.state
+    run.stop.catch()  # from here on a signal loses no step
 
     # ---- 6. Evaluate and save, before.
     evaluate_and_save(run, simulator, models)
@@ -188,6 +189,7 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
 
     Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
     draws depend neither on a resume nor on the number of ranks."""
+    stop_if_asked(run, models)
     cfg = run.cfg
     models.engine.forget()
     if not cfg.toy:
@@ -225,7 +227,8 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
             timeout=ROLLOUT_TIMEOUT,
             bar=bar,
         )
-        episodes, dropped_here = run.runner.run(dialogues)
+        episodes, dropped_here = run.stop.hold(run.runner, dialogues, nothing=([], []))
+    stop_if_asked(run, models)
     dropped = ranks.all_gather_list(dropped_here)
     n_dialogues = len(profiles) * group_size
     if len(dropped) > errors.MAX_LOST * n_dialogues:
@@ -235,6 +238,16 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
     counts = run.log_dropped(kind, step, dropped, n_dialogues)
     all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
     return episodes, sorted(all_episodes, key=attrgetter("number")), counts
+
+
+def stop_if_asked(run, models):
+    """Has one of the ranks got a signal? Then the last whole step is saved, and all raise Stopped.
+    The ranks agree on it here, before and after dialogues: at any other place some of them might
+    wait in a collective call for one that has left."""
+    number = max(ranks.all_gather_list([run.stop.number]))
+    if number:
+        save(run, models)
+        raise errors.Stopped(number)
 
 
 def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
@@ -278,7 +291,8 @@ def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     flags = vars(settings.make_parser().parse_args(argv))
     run, out, code, message = None, None, 0, ""
-    usual_handler = signal.signal(signal.SIGINT, interrupt)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, interrupt)
     try:
         ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(flags) != "toy")
         cfg, out, finished = ranks.broadcast(settings.open_run, flags)
@@ -296,7 +310,8 @@ def main(argv=None):
     except errors.WITH_A_MESSAGE as error:
         code, message = errors.explain(error, out, ranks.rank(), ranks.world_size())
     finally:
-        signal.signal(signal.SIGINT, usual_handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if run:
             run.close()
     if message:

@@ -81,6 +81,17 @@ class SelfCheckFailed(RunError, RuntimeError):
     is_resumable = False
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal stops the run, on all ranks. No `except Exception` catches it."""
+
+    on_all_ranks = True
+
+    def __init__(self, number):
+        """number: of the signal."""
+        super().__init__(number)
+        self.exit_code = 128 + number  # as a shell says it of a process that the signal has killed
+
+
 @contextmanager
 def naming(model, others=()):
     """A context that raises BadModel, with the name of a model in front, for each exception but
@@ -113,7 +124,7 @@ def explain(error, out=None, rank=0, world=1, program="rlver.py"):
     name = f"{program} (rank {rank})" if world > 1 else program
     code, message = getattr(error, "exit_code", 2), f"{name}: {error}"
     if isinstance(error, KeyboardInterrupt):
-        code, message = 130, "\nstopped"
+        code, message = getattr(error, "exit_code", 130), "\nstopped"
     elif isinstance(error, SelfCheckFailed):
         message = f"{name}: stopped by a self-check: {error}"
     if getattr(error, "on_all_ranks", False) and rank > 0:

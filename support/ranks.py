@@ -75,13 +75,15 @@ def leave_ranks(code):
 
     A rank skips Python's own shutdown. Otherwise a thread of gloo may free its last tensor after
     the interpreter is gone, and the process is aborted although all work is done
-    (pytorch#179291)."""
-    if code == 0 and dist.is_initialized() and "vllm" not in sys.modules:
+    (pytorch#179291). After a failure NCCL and vLLM may wait in their destructors for other
+    ranks."""
+    if not dist.is_initialized() or (code == 0 and "vllm" in sys.modules):
+        sys.exit(code)
+    if code == 0:
         dist.destroy_process_group()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 # ----------------------------------------------------------------------- what ranks tell each other

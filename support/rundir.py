@@ -15,6 +15,7 @@ from support.command_line import SCRIPTED
 from support.errors import MAX_LOST, BadInput, CannotWrite, TooManyLost, one_line
 from support.files import append_line, lock, read_json, read_jsonl, size_of, write_json
 from support.metrics import MALFORMED, warnings_of
+from support.stopping import StopSignal
 
 import asyncio
 import contextlib
@@ -46,6 +47,7 @@ class RunDir:
     rows          the lines of metrics, from `restore` on
     warning_names     the names of the warnings that were printed, from `restore` on
     start_time    when the run would have begun without interruptions, from `restore` on
+    stop          the StopSignal
     start_file    holds a few dialogues of the starting policy, to measure the KL from it
     """
 
@@ -59,6 +61,7 @@ class RunDir:
         self.calls = CallLog(
             self.path / name if cfg.reader or cfg.simulator not in SCRIPTED else None
         )
+        self.stop = StopSignal(prints=self.first)
         self.held_lock = None  # of files.lock; None: not locked yet
 
     # ---- begin and end

@@ -1,0 +1,58 @@
+"""support/stopping.py - what Ctrl-C (SIGINT) and SIGTERM do in a run.
+
+The first signal sets a flag, and no step is lost. While dialogues are held they are cancelled, and
+a checkpoint of the last whole step is written. From the beginning of the update on, the step is
+finished, logged and saved first. A second signal ends the process at once.
+"""
+
+from support.errors import Stopped
+
+import asyncio
+import os
+import signal
+
+NOTICE = b"\nstopping when the last whole step is saved; once more: at once\n"
+
+
+class StopSignal:
+    """The flag, and the dialogues that it cancels."""
+
+    def __init__(self, prints=True):
+        """prints: does this process say that it stops?"""
+        self.prints = prints
+        self.number = 0  # of the first signal; 0: none
+        self.dialogues = None  # the task that holds them
+
+    def catch(self):
+        """Handle the signals from here on."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.handle)
+
+    def handle(self, number, frame):
+        """The handler, which Python runs between any two steps of the main thread. Raises Stopped at
+        a second signal."""
+        if self.number:
+            raise Stopped(number)
+        self.number = number
+        if self.prints:
+            os.write(2, NOTICE)  # not print, which may be what was interrupted
+        if self.dialogues:
+            # thread-safe: it wakes a loop that waits for a server
+            self.dialogues.get_loop().call_soon_threadsafe(self.dialogues.cancel)
+
+    def hold(self, runner, dialogues, nothing):
+        """Run the coroutine `dialogues` in an asyncio.Runner. Returns its result; `nothing` if a
+        signal cancelled it."""
+
+        async def hold():
+            self.dialogues = asyncio.current_task()
+            if self.number:  # it came before there was a task to cancel
+                self.dialogues.cancel()
+            return await dialogues
+
+        try:
+            return runner.run(hold())
+        except asyncio.CancelledError:
+            return nothing
+        finally:
+            self.dialogues = None

@@ -1,0 +1,120 @@
+"""A signal loses no step (support/stopping.py). It comes at six moments of a run, to the only
+process or to one of two ranks, and what goes on is the run that was let alone."""
+
+from support import rundir
+
+import itertools
+import os
+import signal
+import sys
+
+import pytest
+
+import ppo
+import rlver
+from conftest import ROOT
+from models import Models
+from runs import SMALL, alike, go, go_on, in_moods
+from several_ranks import torchrun
+
+# {moment: (object, its function, at which of the calls the signal comes, the step saved last)}. A
+# run has four steps of two mini-batches, with four dialogues each; evaluations with four users at
+# 0, 3 and 4; checkpoints at 0, 2 and 4. So agents 1-4 are of the first evaluation, 17-20 of that at
+# step 3, 21-24 of step 4.
+MOMENTS = {
+    "in the evaluation before": (rlver, "Agent", 2, None),
+    "in a save": (Models, "write", 3, 2),  # the first two are the trial, and step 0
+    "between two mini-batches": (ppo, "clip_gradient", 5, 3),
+    "between the two logs": (rundir.RunDir, "append", 19, 3),
+    "in an evaluation": (rlver, "Agent", 18, 3),
+    "in a rollout": (rlver, "Agent", 22, 3),
+}
+
+
+def signal_at(moment, patch, kind, ranks=1):
+    """Send this process signals of these kinds, one behind the other, when the moment has come."""
+    place, name, number, _ = MOMENTS[moment]
+    function, calls = getattr(place, name), itertools.count(1)
+    if name == "Agent":  # each rank has its own
+        number = -(-number // ranks)
+
+    def with_signals(*args, **more):
+        if next(calls) == number:
+            for one in kind:
+                os.kill(os.getpid(), one)
+        return function(*args, **more)
+
+    patch.setattr(place, name, with_signals)
+
+
+def saved(out):
+    """The step of the newest checkpoint, which must be the last one in the log."""
+    steps = [int(path.name[-6:]) for path in rundir.checkpoints(out)]
+    assert len(rundir.metrics_of(out)) == max(steps, default=0)
+    return max(steps, default=None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment, kind", [*zip(MOMENTS, 3 * [signal.SIGINT, signal.SIGTERM])])
+def test_a_signal_loses_no_step(moment, kind, whole, tiny_dir, tmp_path, monkeypatch, capfd, moods):
+    """In dialogues these are given up, and the last whole step is saved; from the update on the step
+    is finished. (It was thrown away, up to --save-every steps with it.)"""
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        signal_at(moment, patch, [kind])
+        assert go(tiny_dir, out) == 128 + kind
+    printed = capfd.readouterr().err
+    assert f"python rlver.py --resume {out}\n" in printed and "Traceback" not in printed
+    assert saved(out) == MOMENTS[moment][-1]
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # as before the run
+    assert go_on(out) == 0
+    alike(out, whole("grpo"))
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_at_once(tiny_dir, tmp_path, monkeypatch, moods):
+    """Somebody does not want to wait for the step."""
+    signal_at("between two mini-batches", monkeypatch, [signal.SIGTERM, signal.SIGINT])
+    assert go(tiny_dir, tmp_path / "out") == 128 + signal.SIGINT
+    assert saved(tmp_path / "out") == 2
+
+
+def on_two_ranks(*argv):
+    """`main` below on two ranks."""
+    return torchrun(2, __file__, *argv, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"})
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tiny_dir, tmp_path_factory):
+    """The directory of an uninterrupted run of two ranks."""
+    out = tmp_path_factory.mktemp("two ranks") / "whole"
+    code, _, err = on_two_ranks("", "--model", tiny_dir, *SMALL, "--out", out)
+    assert code == 0, err
+    return out
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ranks_agree_to_stop(moment, two_ranks, tiny_dir, tmp_path):
+    """One of two ranks gets the signal, and both stop at the same place. torchrun sends it to all of
+    them; but what some see before a collective call, others see behind it."""
+    flags = "--model", tiny_dir, *SMALL, "--out", tmp_path / "out"
+    code, _, err = on_two_ranks(moment, *flags)
+    assert code == 1 and err.count("stopped; go on with") == 1, err
+    assert saved(tmp_path / "out") == MOMENTS[moment][-1]
+    code, _, err = on_two_ranks("", "--resume", tmp_path / "out")
+    assert code == 0, err
+    alike(tmp_path / "out", two_ranks)
+
+
+def main(moment, *flags):
+    """What each rank does in the test above."""
+    with in_moods() as patch:
+        first = MOMENTS.get(moment, [None])[0] is Models  # only the first rank writes
+        if moment in MOMENTS and (os.environ["RANK"] == "0") == first:
+            signal_at(moment, patch, [signal.SIGTERM], ranks=2)
+        rlver.ranks.leave_ranks(rlver.main(list(flags)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
