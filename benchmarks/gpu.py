@@ -176,7 +176,9 @@ def update_speeds(models, rank, length, tokens):
     policy_size = sum(parameter.numel() for parameter in model.parameters())
     critic_size = policy_size - model.get_output_embeddings().weight.numel()
     episodes = rows(length, model.config.vocab_size, tokens)
-    batches = [[batch.to(models.device) for batch in micro_batches(episodes, tokens)]]
+    # 128: the lengths that a run has on a GPU (policy.split_batch)
+    micros = micro_batches(episodes, tokens, multiple=128)
+    batches = [[batch.to(models.device) for batch in micros]]
     cfg = resolve_settings({"algo": "ppo"})
     models.gap_limits, models.ratio_limit = None, 1e9
 

@@ -1,6 +1,7 @@
 """recipes/: bash can read them, and rlver.py and evaluate.py take their flags. Nothing is trained:
 `python` and `torchrun` are scripts that write down what they were asked to do."""
 
+from support import settings
 from support.settings import make_parser, resolve_settings
 
 import os
@@ -16,7 +17,7 @@ COMMANDS = [  # words behind the name of the recipe, and how often each program 
     ("smollm2.sh --steps 1 --out runs/x", {"rlver.py": 1}),
     ("smollm2.sh ppo --seed 1", {"rlver.py": 1}),
     ("qwen7b.sh ppo --think", {"rlver.py": 1}),
-    ("qwen7b.sh grpo", {"rlver.py": 1}),
+    ("qwen7b.sh grpo --think --steps 12 --warmup 2 --save-every 4", {"rlver.py": 1}),  # an hour
     ("one_gpu.sh grpo --think", {"rlver.py": 1}),
     # four trainings, eight measurements, and a line of scores for each file that is there
     ("environments.sh runs/nowhere 8 --steps 2", {"rlver.py": 4, "evaluate.py": 9}),
@@ -31,7 +32,8 @@ def test_every_recipe_is_tried():
 
 
 @pytest.mark.parametrize("command, calls", COMMANDS, ids=[command for command, _ in COMMANDS])
-def test_a_recipe_is_short_and_its_flags_are_taken(command, calls, tmp_path):
+def test_a_recipe_is_short_and_its_flags_are_taken(command, calls, tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "vllm_is_there", lambda: True)
     for program in ("python", "torchrun"):
         (tmp_path / program).write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
         (tmp_path / program).chmod(0o755)

@@ -5,8 +5,11 @@ from support import rundir
 
 import itertools
 import os
+import re
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -14,7 +17,7 @@ import ppo
 import rlver
 from conftest import ROOT
 from models import Models
-from runs import SMALL, alike, go, go_on, in_moods
+from runs import SMALL, alike, go, go_on, in_moods, words
 from several_ranks import torchrun
 
 # {moment: (object, its function, at which of the calls the signal comes, the step saved last)}. A
@@ -79,9 +82,12 @@ def test_a_second_signal_ends_at_once(tiny_dir, tmp_path, monkeypatch, moods):
     assert saved(tmp_path / "out") == 2
 
 
+PATH = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+
+
 def on_two_ranks(*argv):
     """`main` below on two ranks."""
-    return torchrun(2, __file__, *argv, env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"})
+    return torchrun(2, __file__, *argv, env=PATH)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +108,25 @@ def test_ranks_agree_to_stop(moment, two_ranks, tiny_dir, tmp_path):
     code, _, err = on_two_ranks(moment, *flags)
     assert code == 1 and err.count("stopped; go on with") == 1, err
     assert saved(tmp_path / "out") == MOMENTS[moment][-1]
+    code, _, err = on_two_ranks("", "--resume", tmp_path / "out")
+    assert code == 0, err
+    alike(tmp_path / "out", two_ranks)
+
+
+@pytest.mark.soak
+def test_torchrun_hands_its_signal_on(two_ranks, tiny_dir, tmp_path):
+    """And waits for the ranks as long as the recipe asks it to: the only way in which a node that is
+    taken away says so."""
+    recipe = (ROOT / "recipes" / "qwen7b.sh").read_text()
+    [timeout] = re.findall(r"--shutdown-timeout \d+", recipe)
+    command = f"-m torch.distributed.run --standalone --nproc-per-node 2 {timeout}".split()
+    argv = words(*command, __file__, "", "--model", tiny_dir, *SMALL, "--out", tmp_path / "out")
+    process = subprocess.Popen([sys.executable, *argv], env={**os.environ, **PATH})
+    while process.poll() is None and not (tmp_path / "out" / "metrics.jsonl").exists():
+        time.sleep(0.001)
+    process.terminate()
+    assert process.wait(timeout=120) != 0, "the run was over too soon"
+    assert saved(tmp_path / "out") >= 1
     code, _, err = on_two_ranks("", "--resume", tmp_path / "out")
     assert code == 0, err
     alike(tmp_path / "out", two_ranks)
