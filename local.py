@@ -51,9 +51,9 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     if kind == "vllm":
         from vllm_engine import VllmEngine  # here, because most machines have no vLLM
 
-        engine = VllmEngine(path, chat.stop_id, temperature, context=context, dtype=torch.bfloat16)
+        engine = VllmEngine(path, chat.stop_ids, temperature, context=context, dtype=torch.bfloat16)
         return engine, chat, context
-    engine = TorchEngine(model, chat.stop_id, temperature, share=True)
+    engine = TorchEngine(model, chat.stop_ids, temperature, share=True)
     # two tokens: some architectures do not take the engine's cache, or its mask
     with naming(f"{prefix}{path}: cannot be sampled from"):
         asyncio.run(engine.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))

@@ -104,12 +104,12 @@ class Models:
         # directory. From step 3 on each rank has only its shard of them.
         of_engine = {"dtype": self.dtype, "clock": clock, "temperature": cfg.temperature}
         if cfg.engine == "torch":
-            self.engine = TorchEngine(model, self.chat.stop_id, device=self.device, **of_engine)
+            self.engine = TorchEngine(model, self.chat.stop_ids, device=self.device, **of_engine)
         else:
             from vllm_engine import VllmEngine  # here, because most runs do without vLLM
 
             of_engine |= {"context": self.context, "memory_share": cfg.engine_memory}
-            self.engine = VllmEngine(source, self.chat.stop_id, seed=cfg.seed, **of_engine)
+            self.engine = VllmEngine(source, self.chat.stop_ids, seed=cfg.seed, **of_engine)
 
         # 3. Policy, critic and reference. tensors: what `gather` has collected, or None.
         tensors = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
@@ -260,7 +260,7 @@ def build_full(cfg, model, tensors, source, start):
     Critic and reference are loaded once more, and not copied: mapped from the same file, weights
     take no memory before they become masters."""
     policy, critic, reference = Policy(model, cfg.temperature), None, None
-    if cfg.has_critic:
+    if cfg.algo == "ppo":
         critic = Critic(load_model(source, dtype=None)[0])
         if tensors:
             critic.load_state_dict(tensors["critic"], assign=True)
@@ -282,7 +282,7 @@ def build_lora(cfg, model, tensors):
         Policy(model, cfg.temperature),
         rank=cfg.lora_rank,
         alpha=cfg.lora_alpha,
-        critic=cfg.has_critic,
+        critic=cfg.algo == "ppo",
         seed=cfg.seed,
     )
     if tensors:

@@ -14,6 +14,7 @@ import math
 import random
 from collections import defaultdict
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -124,16 +125,13 @@ def micro_batches(episodes, max_tokens, reward="terminal", multiple=1):
     The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
     it changes no gradient.
     """
-
-    def length(episode):
-        tokens = sum(len(s.ids) for s in episode.segments)
-        return math.ceil(tokens / multiple) * multiple
-
-    batches = []
-    for episode in sorted(episodes, key=length, reverse=True):
-        # the first dialogue of a batch is its longest one
-        if not batches or length(batches[-1][0]) * (len(batches[-1]) + 1) > max_tokens:
+    lengths = [sum(len(s.ids) for s in episode.segments) for episode in episodes]
+    lengths = [math.ceil(length / multiple) * multiple for length in lengths]
+    batches, capacity = [], 0  # capacity: how many dialogues the last batch may have
+    for length, episode in sorted(zip(lengths, episodes), key=itemgetter(0), reverse=True):
+        if not batches or len(batches[-1]) >= capacity:
             batches.append([])
+            capacity = max_tokens // length  # the first dialogue of a batch is its longest one
         batches[-1].append(episode)
     return [pack(batch, reward, multiple) for batch in batches]
 
@@ -217,9 +215,7 @@ def hidden_at_actions(body, batch):
 def scatter_to_actions(flat, batch):
     """Put N numbers back in the places of the policy's tokens, and 0 at all other tokens: [N] ->
     [B, L]."""
-    return torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device).masked_scatter(
-        batch.action_mask, flat
-    )
+    return flat.new_zeros(batch.ids.shape).masked_scatter(batch.action_mask, flat)
 
 
 def token_scores(head, hidden, targets, temperature):

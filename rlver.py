@@ -38,7 +38,7 @@ from people import profiles_of_step, refuse_other_heldout, users_of_run
 from players import digest_of_templates, simulator_of_run
 from policy import split_batch
 from ppo import ppo_update
-from rollout import SEEDS, Agent, rollout
+from rollout import SEEDS, Agent, rollout, tokens_sampled
 from simulator import Simulator
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
@@ -258,7 +258,7 @@ def row_of_step(session, profiles, episodes, all_episodes, counts, metrics):
     """The line of metrics.jsonl for a training step. profiles: of its groups; counts: from
     `hold_dialogues`; metrics: from the update."""
     cfg, state = session.cfg, session.state
-    batch = batch_metrics(all_episodes, [p.need for p in profiles], cfg.think, cfg.compares_groups)
+    batch = batch_metrics(all_episodes, [profile.need for profile in profiles], cfg)
     replies = batch["episodes"] * batch["turns"]  # turns: the mean per dialogue
     return {
         "step": state["step"],
@@ -271,7 +271,7 @@ def row_of_step(session, profiles, episodes, all_episodes, counts, metrics):
         "kl_start": session.distance.kl(),
         # the training users' emotion minus the last score of the held-out users
         "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
-        "tokens_sampled": sum(ranks.all_gather_list([e.tokens_sampled for e in episodes]))
+        "tokens_sampled": sum(ranks.all_gather_list([tokens_sampled(e.segments) for e in episodes]))
         + counts["tokens_dropped"],
     }
 

@@ -49,10 +49,9 @@ def summarise(episodes):
     }
 
 
-def batch_metrics(episodes, needs, think, compares_groups):
+def batch_metrics(episodes, needs, cfg):
     """The metrics of the `episodes` of a training step: {name: number, or None if it does not
-    apply}. needs: of the people of groups 0, 1, 2, ...; think: the mode; compares_groups: does the
-    algorithm compare dialogues?"""
+    apply}. needs: of the people of groups 0, 1, 2, ...; cfg: the Settings of the run."""
     summary = summarise(episodes)
     turns = [turn for e in episodes for turn in e.turns]
     return {
@@ -63,8 +62,8 @@ def batch_metrics(episodes, needs, think, compares_groups):
         "episodes": len(episodes),
         "turns": len(turns) / len(episodes),
         # thoughts that were taken out of replies in direct mode
-        "stray_thoughts": 0 if think else sum(bool(turn.thought) for turn in turns),
-        **(zero_std_shares(episodes) if compares_groups else lost_needs(episodes, needs)),
+        "stray_thoughts": 0 if cfg.think else sum(bool(turn.thought) for turn in turns),
+        **(lost_needs(episodes, needs) if cfg.algo == "ppo" else zero_std_shares(episodes)),
         # of the replies that the user heard
         **signs([[t.reply for t in e.turns if t.emotion is not None] for e in episodes]),
     }

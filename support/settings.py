@@ -211,14 +211,6 @@ class Settings:
         return not (self.toy or self.keep_activations)
 
     @property
-    def has_critic(self):
-        return self.algo == "ppo"
-
-    @property
-    def compares_groups(self):
-        return self.algo == "grpo"
-
-    @property
     def mode(self):
         return "think" if self.think else "direct"
 
@@ -305,7 +297,7 @@ def make_parser():
             default = re.sub("[{}']", "", f"{TOY[name]}; real model: {REAL[name]}")
         if default is not None:
             options["help"] += f" (default: {default})"
-        group.add_argument(flag_name(name), default=None, **options)
+        group.add_argument(f"--{name.replace('_', '-')}", default=None, **options)
     add = parser.add_argument_group("where the files go").add_argument
     add(
         "--out",
@@ -319,11 +311,6 @@ def make_parser():
         "given: --steps, the servers' addresses, and those about memory, saving and waiting",
     )
     return parser
-
-
-def flag_name(name):
-    """A setting's flag: "batch_size" -> "--batch-size"."""
-    return "--" + name.replace("_", "-")
 
 
 # -------------------------------------------------------------------------- settings of a new run
@@ -353,16 +340,17 @@ def resolve_settings(flags):
 def check(cfg, explicit):
     """Raise BadInput for settings that contradict each other, and for a flag among `explicit` that
     has no effect in this run."""
+    ppo = cfg.algo == "ppo"
     no_server = "openai:" not in f"{cfg.simulator} {cfg.reader}"
     # in it every ratio is 1, and the critic's values are the old ones: nothing is clipped
     one_step = cfg.minibatches == 1
     has_no_effect = {
-        "gamma": not cfg.has_critic,
-        "lam": not cfg.has_critic,
-        "critic_lr": not cfg.has_critic,
+        "gamma": not ppo,
+        "lam": not ppo,
+        "critic_lr": not ppo,
         "clip_eps": one_step,
-        "value_clip": one_step or not cfg.has_critic,
-        "advantage": not cfg.compares_groups,
+        "value_clip": one_step or not ppo,
+        "advantage": ppo,
         "kl_estimator": not cfg.kl_coef,
         "lora_alpha": not cfg.lora_rank,
         "engine_memory": cfg.engine != "vllm",
@@ -373,9 +361,8 @@ def check(cfg, explicit):
     }
     for name in explicit:
         if has_no_effect.get(name):
-            raise BadInput(
-                f"{flag_name(name)} has no effect in this run; --help says what it needs"
-            )
+            option = name.replace("_", "-")
+            raise BadInput(f"--{option} has no effect in this run; --help says what it needs")
     if cfg.batch_size % cfg.group_size:
         raise BadInput(
             f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
@@ -385,9 +372,9 @@ def check(cfg, explicit):
         raise BadInput(
             f"--minibatches {cfg.minibatches}: --batch-size {cfg.batch_size} has too few dialogues"
         )
-    if cfg.compares_groups and cfg.group_size == 1:
+    if not ppo and cfg.group_size == 1:
         raise BadInput("--group-size 1: a group of one has no mean to learn from; take 2 or more")
-    if not cfg.has_critic and cfg.kl_coef and cfg.kl_estimator == "k1":
+    if not ppo and cfg.kl_coef and cfg.kl_estimator == "k1":
         raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have")
     if cfg.reward == "delta" and cfg.gamma < 1:
         raise BadInput(
@@ -419,13 +406,13 @@ def usual_engine(is_toy):
 # A resumed run has the settings of its config.json. A flag may change the address of a server, and
 # these settings, because they change no result. It may change no other.
 RESUMABLE = (
-    "steps",
-    "save_every",
-    "engine_memory",
-    "simulator_concurrency",
-    "simulator_timeout",
-    "tokens_per_gpu",
-    "keep_activations",
+    "--steps",
+    "--save-every",
+    "--engine-memory",
+    "--simulator-concurrency",
+    "--simulator-timeout",
+    "--tokens-per-gpu",
+    "--keep-activations",
 )
 
 
@@ -449,12 +436,13 @@ def resumed_settings(config, flags):
     for name, value in changes.items():
         is_model = name in ("simulator", "reader") and config[name]
         same_model = is_model and split_name(value)[:2] == split_name(config[name])[:2]
-        if name not in RESUMABLE and not same_model:
+        option = "--" + name.replace("_", "-")
+        if option not in RESUMABLE and not same_model:
             raise BadInput(
-                f"{flag_name(name)} cannot change in a resumed run (it has {config.get(name)!r}); "
-                f"only {', '.join(map(flag_name, RESUMABLE))} and the servers' addresses can"
+                f"{option} cannot change in a resumed run (it has {config[name]!r}); only "
+                f"{', '.join(RESUMABLE)} and the servers' addresses can"
             )
-    cfg = Settings(**{**config, **changes})
+    cfg = Settings(**(config | changes))
     check(cfg, changes)  # vLLM may be missing on this machine, too
     return cfg
 
