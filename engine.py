@@ -204,31 +204,30 @@ class TorchEngine:
 
     def admit(self):
         """Give each waiting request a slot, as long as there are any; compute what the slot's row
-        lacks of its prompt, and draw the first token of its reply."""
+        lacks of its prompt, and draw the first token of its reply.
+
+        The slot is that of the request's dialogue, if it still has one that is free; else one that
+        holds nothing; else, of the free ones, the one that was used longest ago: its dialogue is
+        the least likely to go on."""
         chunks = {}  # slot -> ids to be computed
         while self.waiting and len(self.running) < self.max_slots:
             request = self.waiting.pop(0)
-            slot = self.pick_slot(request.key)
+            key = request.key
+            own = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
+            empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
+            oldest_first = sorted(self.ids_in_slot, key=self.last_use.get)
+            slot = next(s for s in [*own, *empty, *oldest_first] if s not in self.running)
 
             # at least one token must be computed, for its logits
             prefix = os.path.commonprefix([self.ids_in_slot.get(slot, []), request.prompt[:-1]])
             self.ids_in_slot[slot] = prefix
             chunks[slot] = request.prompt[len(prefix) :]
 
-            self.key_of_slot[slot], self.running[slot] = request.key, request
+            self.key_of_slot[slot], self.running[slot] = key, request
             self.count += 1
             self.last_use[slot] = self.count
         if chunks:
             self.prefill(chunks)
-
-    def pick_slot(self, key):
-        """The slot of the dialogue `key`, if it still has one that is free; else a slot that holds
-        nothing; else, of the free ones, the one that was used longest ago: its dialogue is the
-        least likely to go on."""
-        own = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
-        empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
-        oldest_first = sorted(self.ids_in_slot, key=self.last_use.get)
-        return next(s for s in [*own, *empty, *oldest_first] if s not in self.running)
 
     def prefill(self, chunks):
         """Compute what the rows of R slots lack of their prompts, and draw the first token of each

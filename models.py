@@ -266,7 +266,7 @@ def build_full(cfg, model, tensors, source, start):
             critic.load_state_dict(tensors["critic"], assign=True)
     if cfg.kl_coef:
         reference = Policy(load_model(start, dtype=None)[0], cfg.temperature)
-    if cfg.recomputes_activations:
+    if not (cfg.toy or cfg.keep_activations):
         recompute_activations(model)
         if critic:
             recompute_activations(critic.body)
@@ -289,7 +289,7 @@ def build_lora(cfg, model, tensors):
         for name, p in base.named_parameters():
             if p.requires_grad:  # a KeyError is better than an adapter that stays at its start
                 p.data.copy_(tensors["adapters"][name])
-    if cfg.recomputes_activations:
+    if not (cfg.toy or cfg.keep_activations):
         recompute_activations(model, context_fn=base.checkpoint_contexts)
     critic = base.critic and AdapterView(base, "critic")
     return base, AdapterView(base, "policy"), critic, AdapterView(base, "reference")

@@ -164,11 +164,12 @@ def split_batch(episodes, batch_size, n_minibatches, max_tokens, seed, device, r
     # 2. Cut. They are dealt to the mini-batches like cards, so that the mini-batch of a dialogue
     # does not depend on the number of ranks. Each mini-batch is then cut to fit the memory.
     here = {episode.number: episode for episode in episodes}
-    hands = [order[first::n_minibatches] for first in range(n_minibatches)]
-    parts = [[here[number] for number in hand if number in here] for hand in hands]
     # on a GPU lengths are rounded up, so that there are fewer shapes to plan kernels for
     multiple = 128 if torch.device(device).type == "cuda" else 1
-    minibatches = [micro_batches(part, max_tokens, reward, multiple) for part in parts]
+    minibatches = []
+    for first in range(n_minibatches):
+        hand = [here[number] for number in order[first::n_minibatches] if number in here]
+        minibatches.append(micro_batches(hand, max_tokens, reward, multiple))
 
     # 3. Equalise the ranks: each must run as many micro-batches as the one that has most.
     counts_per_rank = all_gather_list([[len(micros) for micros in minibatches]])
@@ -228,7 +229,8 @@ def token_scores(head, hidden, targets, temperature):
 
 def recompute_activations(model, **how):
     """Let a transformers model compute the activations of its blocks again in the backward pass
-    instead of keeping them. how: further arguments of torch's checkpoint.
+    instead of keeping them: those of all blocks may take more memory than all else. An update then
+    takes a quarter longer. how: further arguments of torch's checkpoint.
 
     transformers does so in training mode only, so the model is put into it. That changes nothing
     else, because dropout is 0."""

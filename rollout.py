@@ -46,9 +46,9 @@ class Reply:
     """One reply of the policy, whole and in its two parts."""
 
     text: str  # what was sampled, with the template's opening in front of it
-    visible: str  # what the user is told
     thought: str  # what the user is never told
-    malformed: bool
+    visible: str  # what the user is told
+    malformed: bool = False
 
 
 @dataclass
@@ -160,11 +160,7 @@ def take_thoughts(text):
 
 def read_reply(text, think):
     """Read a sampled text as a Reply, in think or in direct mode."""
-    if think:
-        thought, visible, malformed = split_thought(text)
-        return Reply(text, visible, thought, malformed)
-    thought, visible = take_thoughts(text)
-    return Reply(text, visible, thought, malformed=False)
+    return Reply(text, *(split_thought(text) if think else take_thoughts(text)))
 
 
 # The second number of every sampling seed, after the run's own: the kind of text that is sampled.

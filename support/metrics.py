@@ -78,9 +78,8 @@ def zero_std_shares(episodes):
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)
     zero_std = [min(rewards) for rewards in rewards_of.values() if len(rewards) == 1]
-    lost = [reward for reward in zero_std if reward < 0.2]
-    n = len(rewards_of)
-    return {"zero_std_groups": len(zero_std) / n, "lost_groups": len(lost) / n}
+    lost, n = sum(reward < 0.2 for reward in zero_std), len(rewards_of)
+    return {"zero_std_groups": len(zero_std) / n, "lost_groups": lost / n}
 
 
 def lost_needs(episodes, needs):
@@ -140,11 +139,7 @@ def signs(dialogues):
     reply_words     words per reply
     reward_talk     replies that name their own reward
     """
-    texts = [reply for dialogue in dialogues for reply in dialogue]
-    n = len(texts)
-    if not n:
-        return {}
-    repeats = 0  # replies that repeat a sentence
+    repeats, talks = 0, 0  # replies that repeat a sentence, and that talk about their reward
     replies = []  # each as a tuple of its words
     dialogues_with = Counter()  # reply: number of dialogues
     for dialogue in dialogues:
@@ -153,16 +148,20 @@ def signs(dialogues):
         dialogues_with.update(set(replies_here))
         earlier_sentences = set()
         for text in dialogue:
+            talks += bool(REWARD_TALK.search(text))
             # as tuples of words, so that capitals and commas make no new one
             sentences = [tuple(words_of(part)) for part in SENTENCE_END.split(text)]
             long_sentences = {words for words in sentences if len(words) >= 3}
             repeats += bool(long_sentences & earlier_sentences)
             earlier_sentences |= long_sentences
+    n = len(replies)
+    if not n:
+        return {}
     return {
         "repeat_within": repeats / n,
         "repeat_across": sum(dialogues_with[reply] > 1 for reply in replies) / n,
         "reply_words": sum(map(len, replies)) / n,
-        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / n,
+        "reward_talk": talks / n,
         "distinct_2": distinct_pairs(replies),
     }
 
@@ -225,14 +224,14 @@ def warnings_of(rows):
     of = partial(column, rows)
     grad_norm, emotion_std, malformed = of("grad_norm"), of("emotion_std"), of("malformed")
     # All rewards are equal within each group, or in the whole batch (PPO has no groups).
-    groups_equal, batch_equal = of("zero_std_groups") == 1, emotion_std == 0
+    groups_equal = of("zero_std_groups") == 1
     # Most groups have equal rewards, and nearly all replies occur in several dialogues. Not all
     # groups must be equal: two rows of one batch are rounded differently now and then.
     copies = (of("zero_std_groups") >= 0.5) & (of("repeat_across") > 0.9)
     # The gradient need not be 0 then: the entropy bonus and a KL have one.
-    flat = (groups_equal | batch_equal) & ~copies
+    flat = (groups_equal | (emotion_std == 0)) & ~copies
     top, bottom = of("success") == 100, of("failure") == 100
-    dialogues = np.nansum(of("episodes")) + np.nansum(of("dropped"))
+    dialogues = np.nansum([of("episodes"), of("dropped")])
     table = {  # name: (does it hold?, sentence)
         "copies": (
             sum(copies) >= 3,

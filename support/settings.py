@@ -44,7 +44,8 @@ def flag(default, text, read=None, **options):
     return field(default=default, metadata={"help": text, **options})
 
 
-preset = partial(flag, None)  # a setting whose default is in TOY and REAL
+# None in the place of a default: TOY and REAL have one, or the help says what None means.
+unset = partial(flag, None)
 
 
 @dataclass
@@ -62,8 +63,7 @@ class Settings:
         from_anywhere,
         metavar="NAME",
     )
-    template_args: dict = flag(
-        None,
+    template_args: dict = unset(
         "arguments of the chat templates of policy and --reader, such as "
         "'{\"enable_thinking\": false}'",
         json_object,
@@ -77,8 +77,7 @@ class Settings:
         from_anywhere,
         metavar="NAME",
     )
-    reader: str = flag(
-        None,
+    reader: str = unset(
         "model that hears for the user, openai:MODEL@URL or local:DIR: feelings are read from its "
         "log-probs (reader.py); not given: the user's model writes them, as in the paper",
         from_anywhere,
@@ -89,8 +88,7 @@ class Settings:
         "how much users hide, and how easily replies please them",
         choices=["vanilla", "challenging"],
     )
-    profiles: list = flag(
-        None,
+    profiles: list = unset(
         "JSONL file with the users to train on, then one with held-out users; without the second "
         "a fifth of the first is held out, whole personas of all needs, --eval-size at most "
         "(default: the toy's 500 and 128 users)",
@@ -101,22 +99,21 @@ class Settings:
     lang: str = flag("en", "language of all prompts", choices=["en", "zh"])
 
     # ---- the run
-    steps: int = preset("training steps; 0: only evaluate", natural)
+    steps: int = unset("training steps; 0: only evaluate", natural)
     seed: int = flag(0, "seed of all random numbers", natural)
-    save_every: int = preset("steps from one checkpoint to the next", positive)
+    save_every: int = unset("steps from one checkpoint to the next", positive)
 
     # ---- rollout
-    batch_size: int = preset("dialogues in a training step", positive)
-    group_size: int = preset(
+    batch_size: int = unset("dialogues in a training step", positive)
+    group_size: int = unset(
         "dialogues in a group: with the same user and the same first line", positive
     )
     max_turns: int = flag(TRAINING.max_turns, "replies in a dialogue, at most", positive)
-    max_tokens: int = preset("tokens of a reply with its thought, at most", positive)
+    max_tokens: int = unset("tokens of a reply with its thought, at most", positive)
     temperature: float = flag(
         1.0, "sampling temperature, also used to compute the log-probs", above_zero
     )
-    engine: str = flag(
-        None,
+    engine: str = unset(
         "what samples (default: vllm for a real model on a GPU, if it is installed; else torch)",
         choices=["torch", "vllm"],
     )
@@ -125,10 +122,8 @@ class Settings:
     )
 
     # ---- the user's model
-    simulator_concurrency: int = flag(
-        None,
-        "calls to the server at the same time, from each rank; not given: --batch-size",
-        positive,
+    simulator_concurrency: int = unset(
+        "calls to the server at the same time, from each rank; not given: --batch-size", positive
     )
     simulator_timeout: float = flag(
         60.0, "seconds until a call is tried again; after 300 in all it is given up", above_zero
@@ -158,10 +153,10 @@ class Settings:
     lora_alpha: float = flag(
         32.0, "the adapters' output is scaled by alpha / rank; only with --lora-rank", above_zero
     )
-    lr: float = preset("learning rate of the policy", above_zero)
-    critic_lr: float = preset("learning rate of the critic (PPO)", above_zero)
-    warmup: int = preset("steps in which the learning rates rise from 0", natural)
-    minibatches: int = preset("optimizer steps on each batch; with 1 clipping never acts", positive)
+    lr: float = unset("learning rate of the policy", above_zero)
+    critic_lr: float = unset("learning rate of the critic (PPO)", above_zero)
+    warmup: int = unset("steps in which the learning rates rise from 0", natural)
+    minibatches: int = unset("optimizer steps on each batch; with 1 clipping never acts", positive)
     gamma: float = flag(
         1.0, "discount of the reward per token of the policy; only with --algo ppo", fraction
     )
@@ -184,7 +179,7 @@ class Settings:
         choices=["k1", "k2", "k3", "k3-ratio"],
     )
     entropy_coef: float = flag(0.001, "weight of the entropy bonus", not_negative)
-    tokens_per_gpu: int = preset(
+    tokens_per_gpu: int = unset(
         "tokens of a micro-batch with its padding; changes the memory, not the result", positive
     )
     keep_activations: bool = flag(
@@ -195,7 +190,7 @@ class Settings:
     )
 
     # ---- evaluation on held-out users
-    eval_size: int = preset(
+    eval_size: int = unset(
         "held-out users in an evaluation, one dialogue with each, at most", positive
     )
     eval_every: int = flag(0, "steps between evaluations; 0: only before and after", natural)
@@ -203,12 +198,6 @@ class Settings:
     @property
     def toy(self):
         return self.model == "toy"
-
-    @property
-    def recomputes_activations(self):
-        """Are activations computed again in the backward pass? Those of all blocks may take more
-        memory than all else. An update then takes a quarter longer."""
-        return not (self.toy or self.keep_activations)
 
     @property
     def mode(self):
