@@ -158,15 +158,14 @@ class TorchEngine:
         self.forget()
 
     def forget(self):
-        """Forget which dialogue has which slot, and what the slots hold. The rows of a batch, and
-        so the last bits of its log-probs, must not depend on dialogues that are over."""
+        """Forget which dialogue has which slot and what the slots hold, and free the cache. The
+        rows of a batch, and so the last bits of its log-probs, must not depend on dialogues that
+        are over."""
         self.key_of_slot = {}
         self.ids_in_slot = {}
-
-    def sleep(self):
-        """Give the memory of the cache to the update; the weights stay."""
-        self.forget()
         self.cache = SlotCache()
+
+    sleep = forget  # the update needs the memory of the cache; the weights stay
 
     async def generate(self, prompt, max_tokens, rng, key):
         """Sample up to `max_tokens` after the ids `prompt`. `key` names the dialogue, so that its
@@ -176,7 +175,7 @@ class TorchEngine:
         numbers of a reply are drawn from `rng` at once, `max_tokens` of them, however long the
         reply becomes.
         """
-        result = asyncio.get_running_loop().create_future()
+        result = asyncio.Future()
         self.waiting.append(Request(prompt, rng.random(max_tokens), key, result))
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())

@@ -93,7 +93,7 @@ class VllmEngine:
         )
         self.count += 1
         name = str(self.count)
-        result = self.running[name] = asyncio.get_running_loop().create_future()
+        result = self.running[name] = asyncio.Future()
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())

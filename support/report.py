@@ -46,10 +46,9 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
 
 def progress(metrics, rollout_seconds):
     """A step's metrics in the few words that fit beside a progress bar."""
-    tokens_per_second = metrics["tokens_sampled"] / rollout_seconds
     return (
         f"emotion {metrics['emotion']:.0f}, success {metrics['success']:.0f} %, "
-        f"{tokens_per_second:.0f} tokens/s, {metrics['dropped']} dropped"
+        f"{metrics['tokens_sampled'] / rollout_seconds:.0f} tokens/s, {metrics['dropped']} dropped"
     )
 
 
