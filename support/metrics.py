@@ -90,9 +90,8 @@ def lost_needs(episodes, needs):
     rewards_of = {}
     for episode in episodes:
         rewards_of.setdefault(needs[episode.group], []).append(episode.reward)
-    peaks = [max(some) for need, some in rewards_of.items() if need and len(some) >= 8]
-    share = np.mean([peak < 0.2 for peak in peaks]) if peaks else None
-    return {"zero_std_groups": None, "lost_groups": share}
+    lost = [max(some) < 0.2 for need, some in rewards_of.items() if need and len(some) >= 8]
+    return {"zero_std_groups": None, "lost_groups": np.mean(lost) if lost else None}
 
 
 # -------------------------------------------------------------------- signs in the words of replies

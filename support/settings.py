@@ -46,6 +46,7 @@ def flag(default, text, read=None, **options):
 
 # None in the place of a default: TOY and REAL have one, or the help says what None means.
 unset = partial(flag, None)
+model_name = partial(flag, read=from_anywhere, metavar="NAME")
 
 
 @dataclass
@@ -57,11 +58,8 @@ class Settings:
     think: bool = flag(
         False, "think before each reply: <think>...</think>, then the reply", action="store_true"
     )
-    model: str = flag(
-        "toy",
-        "what is trained: toy, or a Hugging Face causal LM, its directory or name on the hub",
-        from_anywhere,
-        metavar="NAME",
+    model: str = model_name(
+        "toy", "what is trained: toy, or a Hugging Face causal LM, its directory or name on the hub"
     )
     template_args: dict = unset(
         "arguments of the chat templates of policy and --reader, such as "
@@ -69,19 +67,16 @@ class Settings:
         json_object,
         metavar="JSON",
     )
-    simulator: str = flag(
+    simulator: str = model_name(
         "toy",
         "model that plays the user: toy, a script; toy-weak, a script that can be hacked; "
         "openai:MODEL@URL, a server, its key in $RLVER_API_KEY or $OPENAI_API_KEY; local:DIR, a model "
         "in this process",
-        from_anywhere,
-        metavar="NAME",
     )
-    reader: str = unset(
+    reader: str = model_name(
+        None,
         "model that hears for the user, openai:MODEL@URL or local:DIR: feelings are read from its "
         "log-probs (reader.py); not given: the user's model writes them, as in the paper",
-        from_anywhere,
-        metavar="NAME",
     )
     difficulty: str = flag(
         "vanilla",
