@@ -114,7 +114,7 @@ class TorchEngine:
     def __init__(
         self,
         model,
-        stop_id,
+        stop_ids,
         temperature=1.0,
         *,
         max_slots=256,
@@ -123,10 +123,9 @@ class TorchEngine:
         device=None,
         dtype=None,
     ):
-        """The weights are a copy of the given model's. stop_id: the id that ends a reply, beside
-        the model's own stop ids. share: the weights are the given model's own, for a caller that
-        has loaded it only for the engine. device, dtype: where the weights go, and in which type;
-        None: as they are."""
+        """The weights are a copy of the given model's. stop_ids: a set of ids; each ends a reply.
+        share: the weights are the given model's own, for a caller that has loaded it only for the
+        engine. device, dtype: where the weights go, and in which type; None: as they are."""
         from transformers import AttentionInterface
 
         model = model if share else copy.deepcopy(model)
@@ -138,9 +137,7 @@ class TorchEngine:
         # in the place of "sdpa", PyTorch's attention, with which `load_model` loads
         AttentionInterface.register("grouped", grouped_attention)
         self.model.set_attn_implementation("grouped")
-        eos = model.generation_config.eos_token_id  # None, an id, or a list of ids
-        self.stop_ids = {stop_id, *np.ravel(eos).tolist()}
-        self.temperature, self.max_slots = temperature, max_slots
+        self.stop_ids, self.temperature, self.max_slots = stop_ids, temperature, max_slots
         self.last_position = model.config.get_text_config().max_position_embeddings - 1
         self.clock = clock or Clock()
         self.cache = SlotCache()
@@ -161,15 +158,14 @@ class TorchEngine:
         self.forget()
 
     def forget(self):
-        """Forget which dialogue has which slot, and what the slots hold. The rows of a batch, and
-        so the last bits of its log-probs, must not depend on dialogues that are over."""
+        """Forget which dialogue has which slot and what the slots hold, and free the cache. The
+        rows of a batch, and so the last bits of its log-probs, must not depend on dialogues that
+        are over."""
         self.key_of_slot = {}
         self.ids_in_slot = {}
-
-    def sleep(self):
-        """Give the memory of the cache to the update; the weights stay."""
-        self.forget()
         self.cache = SlotCache()
+
+    sleep = forget  # the update needs the memory of the cache; the weights stay
 
     async def generate(self, prompt, max_tokens, rng, key):
         """Sample up to `max_tokens` after the ids `prompt`. `key` names the dialogue, so that its
@@ -179,7 +175,7 @@ class TorchEngine:
         numbers of a reply are drawn from `rng` at once, `max_tokens` of them, however long the
         reply becomes.
         """
-        result = asyncio.get_running_loop().create_future()
+        result = asyncio.Future()
         self.waiting.append(Request(prompt, rng.random(max_tokens), key, result))
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())
@@ -207,44 +203,42 @@ class TorchEngine:
 
     def admit(self):
         """Give each waiting request a slot, as long as there are any; compute what the slot's row
-        lacks of its prompt, and draw the first token of its reply."""
+        lacks of its prompt, and draw the first token of its reply.
+
+        The slot is that of the request's dialogue, if it still has one that is free; else one that
+        holds nothing; else, of the free ones, the one that was used longest ago: its dialogue is
+        the least likely to go on."""
         chunks = {}  # slot -> ids to be computed
         while self.waiting and len(self.running) < self.max_slots:
             request = self.waiting.pop(0)
-            slot = self.pick_slot(request.key)
+            key = request.key
+            own = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
+            empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
+            oldest_first = sorted(self.ids_in_slot, key=self.last_use.get)
+            slot = next(s for s in [*own, *empty, *oldest_first] if s not in self.running)
 
             # at least one token must be computed, for its logits
             prefix = os.path.commonprefix([self.ids_in_slot.get(slot, []), request.prompt[:-1]])
             self.ids_in_slot[slot] = prefix
             chunks[slot] = request.prompt[len(prefix) :]
 
-            self.key_of_slot[slot], self.running[slot] = request.key, request
+            self.key_of_slot[slot], self.running[slot] = key, request
             self.count += 1
             self.last_use[slot] = self.count
         if chunks:
-            self.prefill(list(chunks), list(chunks.values()))
+            self.prefill(chunks)
 
-    def pick_slot(self, key):
-        """The slot of the dialogue `key`, if it still has one that is free; else a slot that holds
-        nothing; else, of the free ones, the one that was used longest ago: its dialogue is the
-        least likely to go on."""
-        own = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
-        empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
-        oldest_first = sorted(self.ids_in_slot, key=self.last_use.get)
-        return next(s for s in [*own, *empty, *oldest_first] if s not in self.running)
-
-    def prefill(self, slots, chunks):
-        """Compute what the rows of these `slots` lack of their prompts, and draw the first token of
-        each reply. slots: a list of R; chunks: of ids, one for each slot, none of them empty."""
-        width = max(map(len, chunks))  # W: shorter chunks are padded
-        padded = [chunk + [0] * (width - len(chunk)) for chunk in chunks]
-        hidden = self.compute(slots, padded)  # [R, W, H]
-        for slot, chunk in zip(slots, chunks):
-            self.ids_in_slot[slot] += chunk
+    def prefill(self, chunks):
+        """Compute what the rows of R slots lack of their prompts, and draw the first token of each
+        reply. chunks: {slot: ids}, none of them empty."""
+        width = max(map(len, chunks.values()))  # W: shorter chunks are padded
+        padded = [ids + [0] * (width - len(ids)) for ids in chunks.values()]
+        hidden = self.compute(list(chunks), padded)  # [R, W, H]
+        for slot, ids in chunks.items():
+            self.ids_in_slot[slot] += ids
         # only the last token of each chunk predicts a token that is not yet there
-        ends = torch.tensor([len(chunk) - 1 for chunk in chunks], device=hidden.device)  # [R]
-        rows = torch.arange(len(slots), device=hidden.device)  # [R]
-        self.draw_next(slots, hidden[rows, ends])  # [R, H]
+        ends = [len(ids) - 1 for ids in chunks.values()]
+        self.draw_next(list(chunks), hidden[range(len(ends)), ends])  # [R, H]
 
     def step(self):
         """Decode: compute the last token that was drawn for each running request, and draw the next
@@ -254,14 +248,12 @@ class TorchEngine:
         copied. An idle slot among them gets a token, too: what is computed for it is written behind
         the ids that its row holds and never read.
         """
-        slots = range(max(self.running) + 1)
-        active = [slot for slot in slots if slot in self.running]
-        tokens = {slot: self.running[slot].ids[-1] for slot in active}
+        tokens = {slot: self.running[slot].ids[-1] for slot in sorted(self.running)}
+        slots, active = range(max(tokens) + 1), list(tokens)
         hidden = self.compute(slots, [[tokens.get(slot, 0)] for slot in slots])  # [R, 1, H]
         for slot in active:
-            self.ids_in_slot[slot] += [tokens[slot]]
-        rows = torch.tensor(active, device=hidden.device)  # [A], of the active slots
-        self.draw_next(active, hidden[rows, 0])  # [A, H]
+            self.ids_in_slot[slot].append(tokens[slot])
+        self.draw_next(active, hidden[active, 0])  # [A, H], of the A active slots
 
     @torch.inference_mode()
     def compute(self, slots, ids):
@@ -290,13 +282,24 @@ class TorchEngine:
     def draw_next(self, slots, hidden):
         """Draw the next token of the request in each of the R `slots`. hidden: the states that
         predict them, [R, H]. A reply ends with a stop token, or at its limit."""
+        requests = [self.running[slot] for slot in slots]
         logits = self.model.get_output_embeddings()(hidden)  # [R, V]
         # at temperature 0, which takes the likeliest token, the log-probs are the model's own
         log_probs = F.log_softmax(logits.float() / (self.temperature or 1.0), dim=-1)  # [R, V]
-        tokens = self.draw(log_probs, [self.running[slot] for slot in slots])  # [R, 1]
-        token_log_probs = log_probs.gather(-1, tokens)[:, 0].tolist()
-        for slot, token, log_prob in zip(slots, tokens[:, 0].tolist(), token_log_probs):
-            request = self.running[slot]
+        if self.temperature:
+            # inverse-CDF sampling: the first token whose cdf exceeds a uniform draw
+            cdf = log_probs.double().exp().cumsum(-1)  # [R, V]
+            draws = [[request.uniform[len(request.ids)]] for request in requests]
+            uniform = cdf.new_tensor(draws)  # [R, 1]
+            tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)  # [R, 1]
+            tokens = tokens.clamp(
+                max=cdf.shape[-1] - 1
+            )  # a draw next to 1 may be rounded to the end
+        else:  # 0, for a simulated user: the likeliest token
+            tokens = log_probs.argmax(-1, keepdim=True)  # [R, 1]
+        chosen = log_probs.gather(-1, tokens)  # [R, 1]
+        results = zip(slots, requests, tokens[:, 0].tolist(), chosen[:, 0].tolist())
+        for slot, request, token, log_prob in results:
             request.ids.append(token)
             request.log_probs.append(log_prob)
             if token in self.stop_ids or len(request.ids) == len(request.uniform):
@@ -305,23 +308,12 @@ class TorchEngine:
                     del self.ids_in_slot[slot]
                 request.result.set_result((request.ids, request.log_probs))
 
-    def draw(self, log_probs, requests):
-        """The next token of each of the R requests, from its row of log_probs [R, V]: [R, 1]."""
-        if not self.temperature:  # 0, for a simulated user: the likeliest token
-            return log_probs.argmax(-1, keepdim=True)
-        # inverse-CDF sampling: the first token whose cdf exceeds a uniform draw
-        cdf = log_probs.double().exp().cumsum(-1)  # [R, V]
-        draws = [[request.uniform[len(request.ids)]] for request in requests]
-        uniform = torch.tensor(draws, dtype=torch.float64, device=cdf.device)  # [R, 1]
-        tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)  # [R, 1]
-        return tokens.clamp(max=cdf.shape[-1] - 1)  # a draw next to 1 may be rounded to the end
-
 
 # ------------------------------------------------------------------------------------ the other engine
 
 
-def make_vllm_engine(path, stop_id, **settings):
+def make_vllm_engine(path, stop_ids, **settings):
     """A vllm_engine.VllmEngine, with the arguments of that class."""
     from vllm_engine import VllmEngine  # here, because most machines have no vLLM
 
-    return VllmEngine(path, stop_id, **settings)
+    return VllmEngine(path, stop_ids, **settings)

@@ -63,13 +63,9 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     with naming(f"{prefix}{path}"):
         chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
     if kind == "vllm":
-        settings = {"context": context, "dtype": torch.bfloat16}
-        return (
-            make_vllm_engine(path, chat.stop_id, temperature=temperature, **settings),
-            chat,
-            context,
-        )
-    engine = TorchEngine(model, chat.stop_id, temperature, share=True)
+        settings = {"temperature": temperature, "context": context, "dtype": torch.bfloat16}
+        return make_vllm_engine(path, chat.stop_ids, **settings), chat, context
+    engine = TorchEngine(model, chat.stop_ids, temperature, share=True)
     # two tokens: some architectures do not take the engine's cache, or its mask
     with naming(f"{prefix}{path}: cannot be sampled from"):
         asyncio.run(engine.generate([1, 2, 3], 2, np.random.default_rng(0), key=None))

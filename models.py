@@ -104,10 +104,10 @@ class Models:
         # directory. From step 3 on each rank has only its shard of them.
         of_engine = {"dtype": self.dtype, "clock": clock, "temperature": cfg.temperature}
         if cfg.engine == "torch":
-            self.engine = TorchEngine(model, self.chat.stop_id, device=self.device, **of_engine)
+            self.engine = TorchEngine(model, self.chat.stop_ids, device=self.device, **of_engine)
         else:
             of_engine |= {"context": self.context, "memory_share": cfg.engine_memory}
-            self.engine = make_vllm_engine(source, self.chat.stop_id, seed=cfg.seed, **of_engine)
+            self.engine = make_vllm_engine(source, self.chat.stop_ids, seed=cfg.seed, **of_engine)
 
         # 3. Policy, critic and reference. tensors: what `gather` has collected, or None.
         tensors = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
@@ -262,13 +262,13 @@ def build_full(cfg, model, tensors, source, start):
     Critic and reference are loaded once more, and not copied: mapped from the same file, weights
     take no memory before they become masters."""
     policy, critic, reference = Policy(model, cfg.temperature), None, None
-    if cfg.has_critic:
+    if cfg.algo == "ppo":
         critic = Critic(load_model(source, dtype=None)[0])
         if tensors:
             critic.load_state_dict(tensors["critic"], assign=True)
     if cfg.kl_coef:
         reference = Policy(load_model(start, dtype=None)[0], cfg.temperature)
-    if cfg.recomputes_activations:
+    if not (cfg.toy or cfg.keep_activations):
         recompute_activations(model)
         if critic:
             recompute_activations(critic.body)
@@ -284,14 +284,14 @@ def build_lora(cfg, model, tensors):
         Policy(model, cfg.temperature),
         rank=cfg.lora_rank,
         alpha=cfg.lora_alpha,
-        critic=cfg.has_critic,
+        critic=cfg.algo == "ppo",
         seed=cfg.seed,
     )
     if tensors:
         for name, p in base.named_parameters():
             if p.requires_grad:  # a KeyError is better than an adapter that stays at its start
                 p.data.copy_(tensors["adapters"][name])
-    if cfg.recomputes_activations:
+    if not (cfg.toy or cfg.keep_activations):
         recompute_activations(model, context_fn=base.checkpoint_contexts)
     critic = base.critic and AdapterView(base, "critic")
     return base, AdapterView(base, "policy"), critic, AdapterView(base, "reference")

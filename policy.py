@@ -14,6 +14,7 @@ import math
 import random
 from collections import defaultdict
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 import torch.nn.functional as F
@@ -124,16 +125,13 @@ def micro_batches(episodes, max_tokens, reward="terminal", multiple=1):
     The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
     it changes no gradient.
     """
-
-    def length(episode):
-        tokens = sum(len(s.ids) for s in episode.segments)
-        return math.ceil(tokens / multiple) * multiple
-
-    batches = []
-    for episode in sorted(episodes, key=length, reverse=True):
-        # the first dialogue of a batch is its longest one
-        if not batches or length(batches[-1][0]) * (len(batches[-1]) + 1) > max_tokens:
+    lengths = [sum(len(s.ids) for s in episode.segments) for episode in episodes]
+    lengths = [math.ceil(length / multiple) * multiple for length in lengths]
+    batches, capacity = [], 0  # capacity: how many dialogues the last batch may have
+    for length, episode in sorted(zip(lengths, episodes), key=itemgetter(0), reverse=True):
+        if not batches or len(batches[-1]) >= capacity:
             batches.append([])
+            capacity = max_tokens // length  # the first dialogue of a batch is its longest one
         batches[-1].append(episode)
     return [pack(batch, reward, multiple) for batch in batches]
 
@@ -166,11 +164,12 @@ def split_batch(episodes, batch_size, n_minibatches, max_tokens, seed, device, r
     # 2. Cut. They are dealt to the mini-batches like cards, so that the mini-batch of a dialogue
     # does not depend on the number of ranks. Each mini-batch is then cut to fit the memory.
     here = {episode.number: episode for episode in episodes}
-    hands = [order[first::n_minibatches] for first in range(n_minibatches)]
-    parts = [[here[number] for number in hand if number in here] for hand in hands]
     # on a GPU lengths are rounded up, so that there are fewer shapes to plan kernels for
     multiple = 128 if torch.device(device).type == "cuda" else 1
-    minibatches = [micro_batches(part, max_tokens, reward, multiple) for part in parts]
+    minibatches = []
+    for first in range(n_minibatches):
+        hand = [here[number] for number in order[first::n_minibatches] if number in here]
+        minibatches.append(micro_batches(hand, max_tokens, reward, multiple))
 
     # 3. Equalise the ranks: each must run as many micro-batches as the one that has most.
     counts_per_rank = all_gather_list([[len(micros) for micros in minibatches]])
@@ -217,9 +216,7 @@ def hidden_at_actions(body, batch):
 def scatter_to_actions(flat, batch):
     """Put N numbers back in the places of the policy's tokens, and 0 at all other tokens: [N] ->
     [B, L]."""
-    return torch.zeros(batch.ids.shape, dtype=flat.dtype, device=flat.device).masked_scatter(
-        batch.action_mask, flat
-    )
+    return flat.new_zeros(batch.ids.shape).masked_scatter(batch.action_mask, flat)
 
 
 def token_scores(head, hidden, targets, temperature):
@@ -232,7 +229,8 @@ def token_scores(head, hidden, targets, temperature):
 
 def recompute_activations(model, **how):
     """Let a transformers model compute the activations of its blocks again in the backward pass
-    instead of keeping them. how: further arguments of torch's checkpoint.
+    instead of keeping them: those of all blocks may take more memory than all else. An update then
+    takes a quarter longer. how: further arguments of torch's checkpoint.
 
     transformers does so in training mode only, so the model is put into it. That changes nothing
     else, because dropout is 0."""

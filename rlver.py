@@ -39,7 +39,7 @@ from people import profiles_of_step, refuse_other_heldout, users_of_run
 from players import check_playable, digest_of_templates, simulator_of_run
 from policy import split_batch
 from ppo import ppo_update
-from rollout import SEEDS, Agent, rollout
+from rollout import SEEDS, Agent, rollout, tokens_sampled
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
@@ -254,7 +254,7 @@ def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
     """The line of metrics.jsonl for a training step. profiles: of its groups; counts: from
     `hold_dialogues`; metrics: from the update."""
     cfg, state = run.cfg, run.state
-    batch = batch_metrics(all_episodes, [p.need for p in profiles], cfg.think, cfg.compares_groups)
+    batch = batch_metrics(all_episodes, [profile.need for profile in profiles], cfg)
     replies = batch["episodes"] * batch["turns"]  # turns: the mean per dialogue
     return {
         "step": state["step"],
@@ -267,7 +267,7 @@ def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
         "kl_start": models.distance.kl(),
         # the training users' emotion minus the last score of the held-out users
         "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
-        "tokens_sampled": sum(ranks.all_gather_list([e.tokens_sampled for e in episodes]))
+        "tokens_sampled": sum(ranks.all_gather_list([tokens_sampled(e.segments) for e in episodes]))
         + counts["tokens_dropped"],
     }
 

@@ -46,9 +46,9 @@ class Reply:
     """One reply of the policy, whole and in its two parts."""
 
     text: str  # what was sampled, with the template's opening in front of it
-    visible: str  # what the user is told
     thought: str  # what the user is never told
-    malformed: bool
+    visible: str  # what the user is told
+    malformed: bool = False
 
 
 @dataclass
@@ -99,14 +99,9 @@ class Episode:
         emotions = [self.start] + [turn.emotion or 0 for turn in self.turns]
         return [(after - before) / 100 for before, after in pairwise(emotions)]
 
-    @property
-    def tokens_sampled(self):
-        """Tokens that the policy sampled, thoughts and stop tokens included."""
-        return sampled_in(self.segments)
 
-
-def sampled_in(segments):
-    """How many tokens the policy sampled in these segments."""
+def tokens_sampled(segments):
+    """How many tokens the policy sampled in these segments, thoughts and stop tokens included."""
     return sum(len(s.ids) for s in segments if s.log_probs is not None)
 
 
@@ -165,11 +160,7 @@ def take_thoughts(text):
 
 def read_reply(text, think):
     """Read a sampled text as a Reply, in think or in direct mode."""
-    if think:
-        thought, visible, malformed = split_thought(text)
-        return Reply(text, visible, thought, malformed)
-    thought, visible = take_thoughts(text)
-    return Reply(text, visible, thought, malformed=False)
+    return Reply(text, *(split_thought(text) if think else take_thoughts(text)))
 
 
 # The second number of every sampling seed, after the run's own: the kind of text that is sampled.
@@ -367,7 +358,7 @@ async def rollout(
             if not episode.turns:
                 raise SimulatorFailed("the first line leaves no room in the context for a reply")
         except (SimulatorFailed, TimeoutError) as error:
-            return None, row_of_dropped(error, limit, user, agent)
+            return None, row_of_dropped(error, limit, user, agent.segments)
         finally:
             bar.update()
         episode.number = number
@@ -385,7 +376,7 @@ async def rollout(
                     user_line, _ = await user.answer()
         except (SimulatorFailed, TimeoutError) as error:
             bar.update(group_size)
-            return [(None, row_of_dropped(error, limit, user)) for _ in range(group_size)]
+            return [(None, row_of_dropped(error, limit, user))] * group_size
         numbers = range(group * group_size, (group + 1) * group_size)  # in the whole batch
         return await asyncio.gather(
             *[run_dialogue(n, user.copy(f"{name} {n}"), user_line, group) for n in numbers]
@@ -399,10 +390,10 @@ async def rollout(
     return episodes, [row for _, row in results if row]
 
 
-def row_of_dropped(error, limit, user, agent=None):
+def row_of_dropped(error, limit, user, segments=()):
     """What dropped.jsonl keeps of a dialogue that `error` ended: what was said until then. The last
     reply of the policy is part of it: it may have made the user's model answer unreadably. limit:
-    the asyncio.timeout of the dialogue. (A user may raise a TimeoutError of its own, mostly one
+    the asyncio.timeout of the dialogue; segments: its tokens. (A user may raise a TimeoutError of its own, mostly one
     without words.)"""
     reason = (
         "the rollout ran out of time" if limit.expired() else str(error) or "the user timed out"
@@ -411,6 +402,6 @@ def row_of_dropped(error, limit, user, agent=None):
         "profile_id": user.profile.id,
         "reason": reason,
         "unreadable": isinstance(error, UnreadableAnswers),
-        "tokens": sampled_in(agent.segments) if agent else 0,
+        "tokens": tokens_sampled(segments),
         "dialogue": getattr(user, "dialogue", []),
     }

@@ -4,7 +4,6 @@ engine.TorchEngine, and shares no code with the trainer, not even the layers of 
 
 from support.calls import Clock
 from support.errors import BadModel, one_line
-from support.loading import stop_ids
 from support.ranks import world_size
 
 import asyncio
@@ -17,15 +16,16 @@ import torch
 class VllmEngine:
     """vLLM inside this process, step by step: continuous batching, prefix caching, ids in and out.
 
-    path: directory of the starting weights; context: tokens of a dialogue; memory_share: of a GPU's
-    memory, for weights and cache (default: nine tenths of what is free, because other models of
-    this process may be there). Raises BadModel if vLLM refuses the model.
+    path: directory of the starting weights; stop_ids: a set of ids, each of which ends a reply;
+    context: tokens of a dialogue; memory_share: of a GPU's memory, for weights and cache (default:
+    nine tenths of what is free, because other models of this process may be there). Raises BadModel
+    if vLLM refuses the model.
     """
 
     def __init__(
         self,
         path,
-        stop_id,
+        stop_ids,
         temperature=1.0,
         *,
         context,
@@ -34,7 +34,7 @@ class VllmEngine:
         memory_share=None,
         clock=None,
     ):
-        self.stop_ids, self.temperature = {stop_id, *stop_ids(path)}, temperature
+        self.stop_ids, self.temperature = stop_ids, temperature
         self.clock = clock or Clock()
         self.cuda = torch.cuda.is_available()
         self.running = {}  # request id -> Future of (ids, log_probs)
@@ -93,7 +93,7 @@ class VllmEngine:
         )
         self.count += 1
         name = str(self.count)
-        result = self.running[name] = asyncio.get_running_loop().create_future()
+        result = self.running[name] = asyncio.Future()
         self.llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, params)
         if self.loop_task is None or self.loop_task.done():
             self.loop_task = asyncio.create_task(self.work())

@@ -104,7 +104,7 @@ class FixedAgent:
     async def reply(self, line):
         """As rollout.Agent.reply."""
         text = next(self.replies) or line
-        return Reply(text, text, "", False)
+        return Reply(text, "", text)
 
 
 # ----------------------------------------------------------------- what a small model has learned

@@ -84,7 +84,7 @@ class GenerateEngine(TorchEngine):
     """`generate` of transformers with the same interface: one call for a turn of all dialogues."""
 
     def __init__(self, model, stop_id, pad):
-        super().__init__(model, stop_id)
+        super().__init__(model, {stop_id})
         self.model, self.stop_id, self.pad = model, stop_id, pad
 
     async def work(self):
@@ -158,7 +158,7 @@ def bench(think, dialogues=64, repeats=5):
     """The update and the sampling of one mode, each both ways."""
     model, tokenizer = load_model(world.base_policy(think))
     chat, policy = ChatFormat(tokenizer), Policy(model)
-    engine = TorchEngine(model, chat.stop_id)
+    engine = TorchEngine(model, chat.stop_ids)
     episodes = hold_dialogues(make_simulator("toy"), engine, chat, think, dialogues, 8)
     rows = [row for episode in episodes for row in rows_per_turn(episode)]
     # warm up
@@ -200,7 +200,7 @@ def over_a_server(dialogues=32, turns=8, latency=0.2):
     one call at a time."""
     model, tokenizer = load_model(world.base_policy(True))
     chat = ChatFormat(tokenizer)
-    engine = TorchEngine(model, chat.stop_id)
+    engine = TorchEngine(model, chat.stop_ids)
     calls = []
 
     def seconds(simulator):

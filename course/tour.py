@@ -110,7 +110,7 @@ for reply in replies:
 directory = world.base_policy(think=False)
 model, tokenizer = load_model(directory)
 chat = ChatFormat(tokenizer)
-engine = TorchEngine(model, chat.stop_id)
+engine = TorchEngine(model, chat.stop_ids)
 context = model.config.max_position_embeddings
 
 

@@ -119,9 +119,23 @@ class ChatFormat:
             )
         self.head, self.ask = self.encode(head), self.encode(ask)
         self.opening = self.encode(new)
-        # 5. Behind a reply: its stop token, and white space in front of that.
-        self.close, self.stop_id, self.after = self.find_stop(self.encode(after_reply), stop_ids)
+        # 5. Behind a reply: white space, its stop token, the way to the user's next text.
+        tail = self.encode(after_reply)
+        added_ids = tokenizer.added_tokens_decoder  # no message is encoded as one of these
+        at = next((i for i, token_id in enumerate(tail) if token_id in added_ids), None)
+        if at is None or self.decode(tail[:at]).strip():
+            raise BadModel(
+                f"the chat template ends a reply with {self.decode(tail)!r}, which does not begin "
+                "with an added token; the policy could not learn to stop"
+            )
+        self.close, self.stop_id, self.after = tail[:at], tail[at], tail[at + 1 :]
         self.stop_ids = {self.stop_id, *stop_ids}
+        if stop_ids and self.stop_id not in stop_ids:
+            raise BadModel(
+                f"the chat template ends a reply with {self.decode([self.stop_id])!r}, "
+                "which is not among the tokens at which the model's generation_config "
+                f"stops ({self.decode(stop_ids)!r})"
+            )
         # 6. Compare the pieces, put together, with the template's own text.
         self.check_pieces()
 
@@ -141,25 +155,6 @@ class ChatFormat:
         except Exception as error:
             # a template may refuse anything, for example a system message
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
-
-    def find_stop(self, tail, stop_ids):
-        """Find the stop token in the ids that follow a reply. Returns (close, stop_id, after).
-        Raises BadModel if there is none, if more than white space stands in front of it, or if the
-        model does not stop at it."""
-        added_ids = self.tokenizer.added_tokens_decoder  # no message is encoded as one of these
-        at = next((i for i, token_id in enumerate(tail) if token_id in added_ids), None)
-        if at is None or self.decode(tail[:at]).strip():
-            raise BadModel(
-                f"the chat template ends a reply with {self.decode(tail)!r}, which does not begin "
-                "with an added token; the policy could not learn to stop"
-            )
-        if stop_ids and tail[at] not in stop_ids:
-            raise BadModel(
-                f"the chat template ends a reply with {self.decode([tail[at]])!r}, "
-                "which is not among the tokens at which the model's generation_config "
-                f"stops ({self.decode(stop_ids)!r})"
-            )
-        return tail[:at], tail[at], tail[at + 1 :]
 
     def check_pieces(self):
         """Glue a dialogue of twelve turns together, and raise BadModel with the first difference if

@@ -84,6 +84,11 @@ emotion_value = partial(read_checked, int, lambda x: 0 <= x <= 100, "a whole num
 json_object = partial(read_checked, parse_json, lambda x: isinstance(x, dict), "a JSON object")
 
 
+# It does not begin with a ~, and has no byte that is not UTF-8: Python reads such a byte as half a
+# surrogate pair.
+USABLE_PATH = re.compile(r"(?!~)[^\ud800-\udfff]*")
+
+
 def path_or_name(text, change=os.path.expanduser):
     """A path or a model's name, with the home directory in place of its ~. A shell does so only at
     the beginning of a word, and not in --out=~/run or local:~/model. change: of the path.
@@ -93,7 +98,7 @@ def path_or_name(text, change=os.path.expanduser):
     place = text.removeprefix("local:")
     return text.removesuffix(place) + read_checked(
         change,
-        lambda x: not x.encode().startswith(b"~"),
+        USABLE_PATH.fullmatch,
         "a path or name in UTF-8, in which ~ is a home directory,",
         place,
     )

@@ -49,10 +49,9 @@ def summarise(episodes):
     }
 
 
-def batch_metrics(episodes, needs, think, compares_groups):
+def batch_metrics(episodes, needs, cfg):
     """The metrics of the `episodes` of a training step: {name: number, or None if it does not
-    apply}. needs: of the people of groups 0, 1, 2, ...; think: the mode; compares_groups: does the
-    algorithm compare dialogues?"""
+    apply}. needs: of the people of groups 0, 1, 2, ...; cfg: the Settings of the run."""
     summary = summarise(episodes)
     turns = [turn for e in episodes for turn in e.turns]
     return {
@@ -63,8 +62,8 @@ def batch_metrics(episodes, needs, think, compares_groups):
         "episodes": len(episodes),
         "turns": len(turns) / len(episodes),
         # thoughts that were taken out of replies in direct mode
-        "stray_thoughts": 0 if think else sum(bool(turn.thought) for turn in turns),
-        **(zero_std_shares(episodes) if compares_groups else lost_needs(episodes, needs)),
+        "stray_thoughts": 0 if cfg.think else sum(bool(turn.thought) for turn in turns),
+        **(lost_needs(episodes, needs) if cfg.algo == "ppo" else zero_std_shares(episodes)),
         # of the replies that the user heard
         **signs([[t.reply for t in e.turns if t.emotion is not None] for e in episodes]),
     }
@@ -79,9 +78,8 @@ def zero_std_shares(episodes):
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)
     zero_std = [min(rewards) for rewards in rewards_of.values() if len(rewards) == 1]
-    lost = [reward for reward in zero_std if reward < 0.2]
-    n = len(rewards_of)
-    return {"zero_std_groups": len(zero_std) / n, "lost_groups": len(lost) / n}
+    lost, n = sum(reward < 0.2 for reward in zero_std), len(rewards_of)
+    return {"zero_std_groups": len(zero_std) / n, "lost_groups": lost / n}
 
 
 def lost_needs(episodes, needs):
@@ -92,9 +90,8 @@ def lost_needs(episodes, needs):
     rewards_of = {}
     for episode in episodes:
         rewards_of.setdefault(needs[episode.group], []).append(episode.reward)
-    peaks = [max(some) for need, some in rewards_of.items() if need and len(some) >= 8]
-    share = np.mean([peak < 0.2 for peak in peaks]) if peaks else None
-    return {"zero_std_groups": None, "lost_groups": share}
+    lost = [max(some) < 0.2 for need, some in rewards_of.items() if need and len(some) >= 8]
+    return {"zero_std_groups": None, "lost_groups": np.mean(lost) if lost else None}
 
 
 # -------------------------------------------------------------------- signs in the words of replies
@@ -141,11 +138,7 @@ def signs(dialogues):
     reply_words     words per reply
     reward_talk     replies that name their own reward
     """
-    texts = [reply for dialogue in dialogues for reply in dialogue]
-    n = len(texts)
-    if not n:
-        return {}
-    repeats = 0  # replies that repeat a sentence
+    repeats, talks = 0, 0  # replies that repeat a sentence, and that talk about their reward
     replies = []  # each as a tuple of its words
     dialogues_with = Counter()  # reply: number of dialogues
     for dialogue in dialogues:
@@ -154,16 +147,20 @@ def signs(dialogues):
         dialogues_with.update(set(replies_here))
         earlier_sentences = set()
         for text in dialogue:
+            talks += bool(REWARD_TALK.search(text))
             # as tuples of words, so that capitals and commas make no new one
             sentences = [tuple(words_of(part)) for part in SENTENCE_END.split(text)]
             long_sentences = {words for words in sentences if len(words) >= 3}
             repeats += bool(long_sentences & earlier_sentences)
             earlier_sentences |= long_sentences
+    n = len(replies)
+    if not n:
+        return {}
     return {
         "repeat_within": repeats / n,
         "repeat_across": sum(dialogues_with[reply] > 1 for reply in replies) / n,
         "reply_words": sum(map(len, replies)) / n,
-        "reward_talk": sum(bool(REWARD_TALK.search(text)) for text in texts) / n,
+        "reward_talk": talks / n,
         "distinct_2": distinct_pairs(replies),
     }
 
@@ -226,14 +223,14 @@ def warnings_of(rows):
     of = partial(column, rows)
     grad_norm, emotion_std, malformed = of("grad_norm"), of("emotion_std"), of("malformed")
     # All rewards are equal within each group, or in the whole batch (PPO has no groups).
-    groups_equal, batch_equal = of("zero_std_groups") == 1, emotion_std == 0
+    groups_equal = of("zero_std_groups") == 1
     # Most groups have equal rewards, and nearly all replies occur in several dialogues. Not all
     # groups must be equal: two rows of one batch are rounded differently now and then.
     copies = (of("zero_std_groups") >= 0.5) & (of("repeat_across") > 0.9)
     # The gradient need not be 0 then: the entropy bonus and a KL have one.
-    flat = (groups_equal | batch_equal) & ~copies
+    flat = (groups_equal | (emotion_std == 0)) & ~copies
     top, bottom = of("success") == 100, of("failure") == 100
-    dialogues = np.nansum(of("episodes")) + np.nansum(of("dropped"))
+    dialogues = np.nansum([of("episodes"), of("dropped")])
     table = {  # name: (does it hold?, sentence)
         "copies": (
             sum(copies) >= 3,

@@ -47,10 +47,9 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
 
 def progress(metrics, rollout_seconds):
     """A step's metrics in the few words that fit beside a progress bar."""
-    tokens_per_second = metrics["tokens_sampled"] / rollout_seconds
     return (
         f"emotion {metrics['emotion']:.0f}, success {metrics['success']:.0f} %, "
-        f"{tokens_per_second:.0f} tokens/s, {metrics['dropped']} dropped"
+        f"{metrics['tokens_sampled'] / rollout_seconds:.0f} tokens/s, {metrics['dropped']} dropped"
     )
 
 
@@ -81,8 +80,7 @@ def print_summary(out):
         "success: dialogues that end at 100; failure: below 10, also at 0 after a malformed reply "
         f"({summary['after']['malformed']:.1f} %)."
     )
-    notice = scripted_notice(config["simulator"], config.get("reader"))
-    if notice:
+    if notice := scripted_notice(config["simulator"], config.get("reader")):
         print_folded(notice)
     for part, seconds in summary["seconds"].items():
         print(f"{part:10} {seconds:7.0f} s")
@@ -118,11 +116,7 @@ PANELS = (
     ("Final emotion, 0 to 100", {"emotion": ""}, "Where a dialogue ends."),
     (
         "How dialogues end, %",
-        {
-            "success": "success (100)",
-            "failure": "failure (below 10)",
-            "malformed": "malformed (0)",
-        },
+        {"success": "success (100)", "failure": "failure (below 10)", "malformed": "malformed (0)"},
         "Success should climb, failure should fall. Malformed is part of failure.",
     ),
     ("Zero-std groups, share", {"zero_std_groups": ""}, "All rewards equal: no signal in GRPO."),
@@ -184,8 +178,8 @@ def draw_panel(axis, curves, rows, evaluations):
 
 
 def draw_curves(out, rows, evaluations):
-    """Write learning_curve.png. Returns (the panels that are drawn, the picture as SVG), for the
-    page. The figure is made without pyplot, which would keep it in memory."""
+    """Write learning_curve.png. Returns what the page shows of it: {"panels": those that are drawn,
+    "svg": the picture}. The figure is made without pyplot, which would keep it in memory."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -205,7 +199,7 @@ def draw_curves(out, rows, evaluations):
         file = io.StringIO()
         picture.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
-    return panels, svg[svg.index("<svg") :]  # without the XML header
+    return {"panels": panels, "svg": svg[svg.index("<svg") :]}  # without the XML header
 
 
 # -------------------------------------------------------------------------------------- its dialogues
@@ -215,11 +209,13 @@ MAX_USERS = 24  # whose dialogues are shown: three of each need, if the needs ta
 
 
 def dialogues_of_run(out, people, last_step):
-    """{"before": dialogues with held-out users before training, "after": those of the last
-    evaluation}, each with its final emotion and with what the page shows of its user. people: the
-    profiles of these users."""
+    """What the page shows of the dialogues with held-out users. people: their profiles. Returns
+    {"sides": {"before": the dialogues before training, "after": those of the last evaluation},
+    "users": for each user that is shown the same with one dialogue each, "tables": {what users are
+    grouped by: `scores_by` of each side}}."""
     profiles = {profile.id: profile for profile in people}
-    sides, name_of = {}, {last_step: "after", 0: "before"}  # one evaluation is "before"
+    sides, users = {}, {}
+    name_of = {last_step: "after", 0: "before"}  # one evaluation is "before"
     # most lines are dialogues of training: `containing` skips them unread
     for _, row, _ in read_jsonl(out / "dialogues.jsonl", containing=b'"heldout"'):
         if row and row["split"] == "heldout" and row["step"] in name_of:
@@ -227,8 +223,14 @@ def dialogues_of_run(out, people, last_step):
             intention, kind = need_of(profile.task, profile.need)
             row |= {"intention": intention, "kind": kind, "player": profile.player}
             row["final"] = 100 * row["reward"]
-            sides.setdefault(name_of[row["step"]], []).append(row)
-    return sides
+            side = name_of[row["step"]]
+            sides.setdefault(side, []).append(row)
+            users.setdefault(profile.id, {})[side] = row
+    tables = {
+        part: [scores_by(part, dialogues) for dialogues in sides.values()]
+        for part in ("kind", "intention")
+    }
+    return {"sides": sides, "users": list(users.values())[:MAX_USERS], "tables": tables}
 
 
 # ----------------------------------------------------------------------------------------- the page
@@ -248,16 +250,6 @@ def write_page(out, people):
         raise BadInput(f"{out}: this run has not come to its first checkpoint")
     evaluations = state["evaluations"]
     rows = metrics_of(out)
-    panels, svg = draw_curves(out, rows, evaluations)
-    sides = dialogues_of_run(out, people, evaluations[-1]["step"])
-    tables = {
-        part: [scores_by(part, dialogues) for dialogues in sides.values()]
-        for part in ("kind", "intention")
-    }
-    users = {}
-    for side, dialogues in sides.items():
-        for dialogue in dialogues:
-            users.setdefault(dialogue["profile_id"], {})[side] = dialogue
     html = Template(TEMPLATE.read_text("utf-8"), autoescape=True, trim_blocks=True).render(
         title=out.name,
         settings=config,
@@ -265,12 +257,9 @@ def write_page(out, people):
         notice=scripted_notice(config["simulator"], config.get("reader")),
         steps=len(rows),
         warnings=warnings_of(rows).values(),
-        panels=panels,
-        svg=svg,
         evaluations=evaluations,
-        sides=sides,
-        users=list(users.values())[:MAX_USERS],
-        tables=tables,
+        **draw_curves(out, rows, evaluations),
+        **dialogues_of_run(out, people, evaluations[-1]["step"]),
     )
     page = out / "report.html"
     write_file(page, html)

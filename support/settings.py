@@ -44,7 +44,9 @@ def flag(default, text, read=None, **options):
     return field(default=default, metadata={"help": text, **options})
 
 
-preset = partial(flag, None)  # a setting whose default is in TOY and REAL
+# None in the place of a default: TOY and REAL have one, or the help says what None means.
+unset = partial(flag, None)
+model_name = partial(flag, read=from_anywhere, metavar="NAME")
 
 
 @dataclass
@@ -56,41 +58,32 @@ class Settings:
     think: bool = flag(
         False, "think before each reply: <think>...</think>, then the reply", action="store_true"
     )
-    model: str = flag(
-        "toy",
-        "what is trained: toy, or a Hugging Face causal LM, its directory or name on the hub",
-        from_anywhere,
-        metavar="NAME",
+    model: str = model_name(
+        "toy", "what is trained: toy, or a Hugging Face causal LM, its directory or name on the hub"
     )
-    template_args: dict = flag(
-        None,
+    template_args: dict = unset(
         "arguments of the chat templates of policy and --reader, such as "
         "'{\"enable_thinking\": false}'",
         json_object,
         metavar="JSON",
     )
-    simulator: str = flag(
+    simulator: str = model_name(
         "toy",
         "model that plays the user: toy, a script; toy-weak, a script that can be hacked; "
         "openai:MODEL@URL, a server, its key in $RLVER_API_KEY or $OPENAI_API_KEY; local:DIR, a model "
         "in this process",
-        from_anywhere,
-        metavar="NAME",
     )
-    reader: str = flag(
+    reader: str = model_name(
         None,
         "model that hears for the user, openai:MODEL@URL or local:DIR: feelings are read from its "
         "log-probs (reader.py); not given: the user's model writes them, as in the paper",
-        from_anywhere,
-        metavar="NAME",
     )
     difficulty: str = flag(
         "vanilla",
         "how much users hide, and how easily replies please them",
         choices=["vanilla", "challenging"],
     )
-    profiles: list = flag(
-        None,
+    profiles: list = unset(
         "JSONL file with the users to train on, then one with held-out users; without the second "
         "a fifth of the first is held out, whole personas of all needs, --eval-size at most "
         "(default: the toy's 500 and 128 users)",
@@ -101,22 +94,21 @@ class Settings:
     lang: str = flag("en", "language of all prompts", choices=["en", "zh"])
 
     # ---- the run
-    steps: int = preset("training steps; 0: only evaluate", natural)
+    steps: int = unset("training steps; 0: only evaluate", natural)
     seed: int = flag(0, "seed of all random numbers", natural)
-    save_every: int = preset("steps from one checkpoint to the next", positive)
+    save_every: int = unset("steps from one checkpoint to the next", positive)
 
     # ---- rollout
-    batch_size: int = preset("dialogues in a training step", positive)
-    group_size: int = preset(
+    batch_size: int = unset("dialogues in a training step", positive)
+    group_size: int = unset(
         "dialogues in a group: with the same user and the same first line", positive
     )
     max_turns: int = flag(TRAINING.max_turns, "replies in a dialogue, at most", positive)
-    max_tokens: int = preset("tokens of a reply with its thought, at most", positive)
+    max_tokens: int = unset("tokens of a reply with its thought, at most", positive)
     temperature: float = flag(
         1.0, "sampling temperature, also used to compute the log-probs", above_zero
     )
-    engine: str = flag(
-        None,
+    engine: str = unset(
         "what samples (default: vllm for a real model on a GPU, if it is installed; else torch)",
         choices=["torch", "vllm"],
     )
@@ -125,10 +117,8 @@ class Settings:
     )
 
     # ---- the user's model
-    simulator_concurrency: int = flag(
-        None,
-        "calls to the server at the same time, from each rank; not given: --batch-size",
-        positive,
+    simulator_concurrency: int = unset(
+        "calls to the server at the same time, from each rank; not given: --batch-size", positive
     )
     simulator_timeout: float = flag(
         60.0, "seconds until a call is tried again; after 300 in all it is given up", above_zero
@@ -158,10 +148,10 @@ class Settings:
     lora_alpha: float = flag(
         32.0, "the adapters' output is scaled by alpha / rank; only with --lora-rank", above_zero
     )
-    lr: float = preset("learning rate of the policy", above_zero)
-    critic_lr: float = preset("learning rate of the critic (PPO)", above_zero)
-    warmup: int = preset("steps in which the learning rates rise from 0", natural)
-    minibatches: int = preset("optimizer steps on each batch; with 1 clipping never acts", positive)
+    lr: float = unset("learning rate of the policy", above_zero)
+    critic_lr: float = unset("learning rate of the critic (PPO)", above_zero)
+    warmup: int = unset("steps in which the learning rates rise from 0", natural)
+    minibatches: int = unset("optimizer steps on each batch; with 1 clipping never acts", positive)
     gamma: float = flag(
         1.0, "discount of the reward per token of the policy; only with --algo ppo", fraction
     )
@@ -184,7 +174,7 @@ class Settings:
         choices=["k1", "k2", "k3", "k3-ratio"],
     )
     entropy_coef: float = flag(0.001, "weight of the entropy bonus", not_negative)
-    tokens_per_gpu: int = preset(
+    tokens_per_gpu: int = unset(
         "tokens of a micro-batch with its padding; changes the memory, not the result", positive
     )
     keep_activations: bool = flag(
@@ -195,7 +185,7 @@ class Settings:
     )
 
     # ---- evaluation on held-out users
-    eval_size: int = preset(
+    eval_size: int = unset(
         "held-out users in an evaluation, one dialogue with each, at most", positive
     )
     eval_every: int = flag(0, "steps between evaluations; 0: only before and after", natural)
@@ -203,20 +193,6 @@ class Settings:
     @property
     def toy(self):
         return self.model == "toy"
-
-    @property
-    def recomputes_activations(self):
-        """Are activations computed again in the backward pass? Those of all blocks may take more
-        memory than all else. An update then takes a quarter longer."""
-        return not (self.toy or self.keep_activations)
-
-    @property
-    def has_critic(self):
-        return self.algo == "ppo"
-
-    @property
-    def compares_groups(self):
-        return self.algo == "grpo"
 
     @property
     def mode(self):
@@ -305,7 +281,7 @@ def make_parser():
             default = re.sub("[{}']", "", f"{TOY[name]}; real model: {REAL[name]}")
         if default is not None:
             options["help"] += f" (default: {default})"
-        group.add_argument(flag_name(name), default=None, **options)
+        group.add_argument(f"--{name.replace('_', '-')}", default=None, **options)
     add = parser.add_argument_group("where the files go").add_argument
     add(
         "--out",
@@ -319,11 +295,6 @@ def make_parser():
         "given: --steps, the servers' addresses, and those about memory, saving and waiting",
     )
     return parser
-
-
-def flag_name(name):
-    """A setting's flag: "batch_size" -> "--batch-size"."""
-    return "--" + name.replace("_", "-")
 
 
 # -------------------------------------------------------------------------- settings of a new run
@@ -353,16 +324,17 @@ def resolve_settings(flags):
 def check(cfg, explicit):
     """Raise BadInput for settings that contradict each other, and for a flag among `explicit` that
     has no effect in this run."""
+    ppo = cfg.algo == "ppo"
     no_server = "openai:" not in f"{cfg.simulator} {cfg.reader}"
     # in it every ratio is 1, and the critic's values are the old ones: nothing is clipped
     one_step = cfg.minibatches == 1
     has_no_effect = {
-        "gamma": not cfg.has_critic,
-        "lam": not cfg.has_critic,
-        "critic_lr": not cfg.has_critic,
+        "gamma": not ppo,
+        "lam": not ppo,
+        "critic_lr": not ppo,
         "clip_eps": one_step,
-        "value_clip": one_step or not cfg.has_critic,
-        "advantage": not cfg.compares_groups,
+        "value_clip": one_step or not ppo,
+        "advantage": ppo,
         "kl_estimator": not cfg.kl_coef,
         "lora_alpha": not cfg.lora_rank,
         "engine_memory": cfg.engine != "vllm",
@@ -373,9 +345,8 @@ def check(cfg, explicit):
     }
     for name in explicit:
         if has_no_effect.get(name):
-            raise BadInput(
-                f"{flag_name(name)} has no effect in this run; --help says what it needs"
-            )
+            option = name.replace("_", "-")
+            raise BadInput(f"--{option} has no effect in this run; --help says what it needs")
     if cfg.batch_size % cfg.group_size:
         raise BadInput(
             f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
@@ -385,9 +356,9 @@ def check(cfg, explicit):
         raise BadInput(
             f"--minibatches {cfg.minibatches}: --batch-size {cfg.batch_size} has too few dialogues"
         )
-    if cfg.compares_groups and cfg.group_size == 1:
+    if not ppo and cfg.group_size == 1:
         raise BadInput("--group-size 1: a group of one has no mean to learn from; take 2 or more")
-    if not cfg.has_critic and cfg.kl_coef and cfg.kl_estimator == "k1":
+    if not ppo and cfg.kl_coef and cfg.kl_estimator == "k1":
         raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have")
     if cfg.reward == "delta" and cfg.gamma < 1:
         raise BadInput(
@@ -419,13 +390,13 @@ def usual_engine(is_toy):
 # A resumed run has the settings of its config.json. A flag may change the address of a server, and
 # these settings, because they change no result. It may change no other.
 RESUMABLE = (
-    "steps",
-    "save_every",
-    "engine_memory",
-    "simulator_concurrency",
-    "simulator_timeout",
-    "tokens_per_gpu",
-    "keep_activations",
+    "--steps",
+    "--save-every",
+    "--engine-memory",
+    "--simulator-concurrency",
+    "--simulator-timeout",
+    "--tokens-per-gpu",
+    "--keep-activations",
 )
 
 
@@ -449,12 +420,13 @@ def resumed_settings(config, flags):
     for name, value in changes.items():
         is_model = name in ("simulator", "reader") and config[name]
         same_model = is_model and split_name(value)[:2] == split_name(config[name])[:2]
-        if name not in RESUMABLE and not same_model:
+        option = "--" + name.replace("_", "-")
+        if option not in RESUMABLE and not same_model:
             raise BadInput(
-                f"{flag_name(name)} cannot change in a resumed run (it has {config.get(name)!r}); "
-                f"only {', '.join(map(flag_name, RESUMABLE))} and the servers' addresses can"
+                f"{option} cannot change in a resumed run (it has {config[name]!r}); only "
+                f"{', '.join(RESUMABLE)} and the servers' addresses can"
             )
-    cfg = Settings(**{**config, **changes})
+    cfg = Settings(**(config | changes))
     check(cfg, changes)  # vLLM may be missing on this machine, too
     return cfg
 

@@ -40,9 +40,9 @@ class Recorder(TorchEngine):
         self.returned.append(await super().generate(*args, **kwargs))
         return self.returned[-1]
 
-    def prefill(self, slots, chunks):
-        self.read += map(len, chunks)
-        super().prefill(slots, chunks)
+    def prefill(self, chunks):
+        self.read += map(len, chunks.values())
+        super().prefill(chunks)
 
 
 class LoadedDice:

@@ -106,7 +106,7 @@ def no_pictures():
     from support import report
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw_curves", lambda *_: ([], ""))
+        patch.setattr(report, "draw_curves", lambda *_: {})
         yield
 
 

@@ -41,7 +41,7 @@ def mood(reply, *_):
 def in_moods():
     """Within this block runs are judged by `mood`, and draw no curves. Yields the MonkeyPatch."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "draw_curves", lambda *_: ([], ""))
+        patch.setattr(report, "draw_curves", lambda *_: {})
         patch.setattr(world, "score_reply", mood)
         yield patch
 

@@ -17,4 +17,4 @@ class Agent:
         self.segments.append(Segment([1]))
         if said is not None:
             self.segments.append(Segment([2, 3], log_probs=[-1.0, -1.0]))
-        return Reply(said, said, "", False) if isinstance(said, str) else said
+        return Reply(said, "", said) if isinstance(said, str) else said

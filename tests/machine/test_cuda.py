@@ -202,7 +202,7 @@ def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
 @gpu
 def test_an_engine_that_sleeps_gives_its_cache_back(tiny_dir):
     model = load_model(tiny_dir)[0]
-    engine = TorchEngine(model, stop_id=2, device=torch.device("cuda"), dtype=torch.bfloat16)
+    engine = TorchEngine(model, {2}, device=torch.device("cuda"), dtype=torch.bfloat16)
     asyncio.run(engine.generate([5, 6], 2, np.random.default_rng(0), key=0))  # what CUDA keeps
     engine.sleep()
     empty = torch.cuda.memory_allocated()
@@ -224,4 +224,4 @@ def test_vllm_takes_what_is_free(tiny_dir, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60, 80))
     with pytest.raises(BadModel, match="evaluate.py 0.9 of what is free.*no room in 0.675"):
-        VllmEngine(tiny_dir, 0, context=512)
+        VllmEngine(tiny_dir, {0}, context=512)

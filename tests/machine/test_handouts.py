@@ -55,10 +55,7 @@ def squeeze(line):
 # lines of an answer of any agent, any engine, any user, and of whoever reads JSON
 EVERYBODYS = {
     "except(ValueError,RecursionError)aserror:",
-    "thought,visible,malformed=split_thought(text)",
-    "returnReply(text,visible,thought,malformed)",
     "head=self.model.get_output_embeddings()",
-    "thought,visible=take_thoughts(text)",
 }
 
 

@@ -296,8 +296,8 @@ def test_engine_and_trainer_are_compared_at_load(tiny_dir, tmp_path, monkeypatch
     """An engine that says something else is found out before the first evaluation, not by the first
     update."""
 
-    def other_engine(model, stop_id, temperature, **more):
-        return TorchEngine(model, stop_id, 2 * temperature, **more)
+    def other_engine(model, stop_ids, temperature, **more):
+        return TorchEngine(model, stop_ids, 2 * temperature, **more)
 
     monkeypatch.setattr(models, "TorchEngine", other_engine)
     told = refuse(capfd, "--model", tiny_dir, "--steps", 1, "--out", tmp_path / "out")

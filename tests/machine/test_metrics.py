@@ -14,6 +14,7 @@ from support.metrics import (
     zero_std_shares,
 )
 from support.rundir import metrics_of
+from support.settings import Settings
 
 import json
 
@@ -191,7 +192,7 @@ def test_a_need_that_ppo_has_lost_by_hand():
     low = [(group, 0.01 * k) for group in counts for k in range(counts[group])]
     for more, lost in (([(2, 0.9)] * 8, 1 / 2), ([(3, 0.2)], 0), ([], 1)):
         episodes = [Episode("p", group, "", reward=reward) for group, reward in [*low, *more]]
-        of_ppo = batch_metrics(episodes, needs, think=False, compares_groups=False)
+        of_ppo = batch_metrics(episodes, needs, Settings(algo="ppo"))
         assert of_ppo["zero_std_groups"] is None and of_ppo["lost_groups"] == lost
     assert lost_needs(episodes[:7], needs)["lost_groups"] is None
 

@@ -64,8 +64,7 @@ def tied_dir(tiny_tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(tied_dir):
-    chat = ChatFormat(load_model(tied_dir)[1])
-    return VllmEngine(tied_dir, chat.stop_id, 0.7, context=512)
+    return VllmEngine(tied_dir, set(stop_ids(tied_dir)), 0.7, context=512)
 
 
 def gap(engine, policy, chat, think=False, key="logp_gap_max", count=6, **more):
@@ -221,7 +220,7 @@ def test_smollm2_and_its_adapters(smollm2_dir):
     model, tokenizer = load_model(smollm2_dir)
     root = SharedBase(Policy(model, 0.7), rank=16, alpha=32)
     policy, chat = AdapterView(root, "policy"), ChatFormat(tokenizer)
-    engine = VllmEngine(smollm2_dir, chat.stop_id, 0.7, context=1024)
+    engine = VllmEngine(smollm2_dir, chat.stop_ids, 0.7, context=1024)
     mean = dict(key="logp_gap", count=3)
     assert gap(engine, policy, chat, **mean) < 1e-4
     changed(policy)
@@ -235,7 +234,7 @@ def test_smollm2_in_bf16_is_off_by_its_rounding(smollm2_dir):
     was measured, where a run is stopped above 0.05), and far below that of stale weights."""
     model, tokenizer = load_model(smollm2_dir, dtype=torch.bfloat16)
     chat = ChatFormat(tokenizer)
-    engine = VllmEngine(smollm2_dir, chat.stop_id, 0.7, context=1024, dtype=torch.bfloat16)
+    engine = VllmEngine(smollm2_dir, chat.stop_ids, 0.7, context=1024, dtype=torch.bfloat16)
     assert 1e-3 < gap(engine, Policy(model, 0.7), chat, key="logp_gap", count=3) < 0.2
 
 

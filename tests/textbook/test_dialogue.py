@@ -23,8 +23,7 @@ from simulator import Simulator, User
 
 def thinking(text):
     """The Reply of a thinking policy that sampled `text`."""
-    thought, visible, malformed = split_thought(text)
-    return Reply(text, visible, thought, malformed)
+    return Reply(text, *split_thought(text))
 
 
 def told(prompt):

@@ -37,7 +37,7 @@ def test_draws_do_not_depend_on_the_company_nor_on_the_slots(chat, tiny_model):
 
     def ids(count, seeds, **kwargs):
         episodes = gossip(
-            TorchEngine(precise, chat.stop_id, **kwargs), chat, count, seeds=seeds, think=False
+            TorchEngine(precise, chat.stop_ids, **kwargs), chat, count, seeds=seeds, think=False
         )
         return {seed: [s.ids for s in sampled(e)] for seed, e in zip(seeds, episodes)}
 
@@ -60,7 +60,7 @@ def test_slots_that_change_hands_or_rest(think, max_slots, count, chat, tiny_gqa
     waits to be let in, is computed along with its neighbours and must keep its own. A cache that
     grows in the middle of a turn, here past 128 tokens, must keep everybody's. In all of this every
     log-prob is still the trainer's."""
-    engine = Recorder(tiny_gqa_model, chat.stop_id, max_slots=max_slots)
+    engine = Recorder(tiny_gqa_model, chat.stop_ids, max_slots=max_slots)
     episodes = gossip(engine, chat, count, think=think, turns=4)
     assert len(engine.returned) == 4 * count
     assert max(sum(len(s.ids) for s in e.segments if not s.branch) for e in episodes) > 128
@@ -70,7 +70,7 @@ def test_slots_that_change_hands_or_rest(think, max_slots, count, chat, tiny_gqa
 def test_single_requests_share_slots(tiny_model, chat):
     """A local simulated user asks one thing after another and never comes back to any: their rows
     must not pile up."""
-    engine = TorchEngine(tiny_model, chat.stop_id)
+    engine = TorchEngine(tiny_model, chat.stop_ids)
     for i in range(5):
         asyncio.run(
             engine.generate(chat.first_prompt(f"{i}?"), 3, np.random.default_rng(i), key=None)
@@ -87,7 +87,7 @@ def test_a_synced_engine_is_a_new_one(max_slots, chat, model):
     and values of the old ones are gone; before it and after it, whatever happens to the trainer's,
     what it said before. Tensors are known by their names, in whatever order they come."""
     trained = copy.deepcopy(model)
-    engine = TorchEngine(trained, chat.stop_id, max_slots=max_slots)
+    engine = TorchEngine(trained, chat.stop_ids, max_slots=max_slots)
     agent = Agent(engine, chat, think=False, max_tokens=9, context=512, seed=3)
 
     def train():
@@ -116,7 +116,7 @@ def test_synced_weights_take_the_engines_precision(chat, tiny_model):
     """The engine computes in bf16 where the trainer keeps fp32: weights are copied into its
     tensors, which stay what they are. Its buffers stay in fp32, like the trainer's: `model.to` would
     cast them too, and rotary frequencies in bf16 are off by a radian at position 1,000."""
-    engine = TorchEngine(tiny_model, chat.stop_id, dtype=torch.bfloat16)
+    engine = TorchEngine(tiny_model, chat.stop_ids, dtype=torch.bfloat16)
     trained = {name: p + 0.5 for name, p in tiny_model.state_dict().items()}
     engine.load_weights(trained.items())
     for name, p in engine.model.named_parameters():
@@ -141,7 +141,7 @@ def test_an_exception_in_the_model_reaches_every_waiter(chat, tiny_model):
     """A rollout that hangs is worse than one that fails: nobody would ever know why. Those who
     speak and those who still wait for a slot are told alike, and the engine is as good as new
     afterwards."""
-    engine, passes = TorchEngine(tiny_model, chat.stop_id, max_slots=2), []
+    engine, passes = TorchEngine(tiny_model, chat.stop_ids, max_slots=2), []
 
     def fail(*_):
         passes.append(1)
@@ -159,7 +159,7 @@ def test_an_exception_in_the_model_reaches_every_waiter(chat, tiny_model):
 def test_a_dialogue_that_is_given_up_harms_nobody(chat, tiny_model):
     """A rollout has a deadline; a dialogue that is cancelled while it waits or speaks must not take
     the others with it."""
-    engine = TorchEngine(tiny_model, chat.stop_id, max_slots=2)
+    engine = TorchEngine(tiny_model, chat.stop_ids, max_slots=2)
     agents = five(engine, chat)
 
     async def together():

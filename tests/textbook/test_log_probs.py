@@ -58,7 +58,7 @@ def test_packed_is_a_row_a_turn_is_the_engine(name, think, temperature, chat, re
     sampled (KV cache), where they are trained (packed) and by the book (a row a turn), at the
     temperature of sampling; and the same gradients, for those are what trains."""
     model = request.getfixturevalue(name)
-    engine = TorchEngine(model, chat.stop_id, temperature)
+    engine = TorchEngine(model, chat.stop_ids, temperature)
     episodes = gossip(engine, chat, think=think)
     for texts in (THOUGHTS, THOUGHTS[::-1]):
         said = [chat.text(t) + [chat.stop_id] for t in texts]

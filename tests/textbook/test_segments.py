@@ -10,7 +10,7 @@ import pytest
 from agents import LINES, THOUGHTS, Recorder, episode_of, gossip, sampled, speak
 from engine import TorchEngine
 from policy import pack
-from rollout import Agent, split_thought
+from rollout import Agent, split_thought, tokens_sampled
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_direct_history_is_what_was_said_and_a_cut_reply_is_closed_by_us(chat, t
         chat.text(" Why? ") + stop,
     ]
     limit = max(len(texts[0]), len(texts[2]))
-    engine = TorchEngine(tiny_model, chat.stop_id)
+    engine = TorchEngine(tiny_model, chat.stop_ids)
     agent, replies = speak(engine, chat, texts, think=False, max_tokens=limit)
     cut = texts[1][:limit]
     assert [s.ids for s in agent.segments] == [
@@ -74,7 +74,7 @@ def test_a_thought_is_trained_but_never_remembered(chat, tiny_model):
     reply leaves nothing behind but its own branch."""
     stop = [chat.stop_id]
     texts = [chat.text(t) + stop for t in THOUGHTS] + [chat.text("no thought at all") + stop]
-    agent, replies = speak(TorchEngine(tiny_model, chat.stop_id), chat, texts, think=True)
+    agent, replies = speak(TorchEngine(tiny_model, chat.stop_ids), chat, texts, think=True)
     trunk = []
     for line, reply in zip(LINES, replies):
         prompt = chat.next_prompt(line) if trunk else chat.first_prompt(line)
@@ -100,7 +100,7 @@ def test_the_mask_is_born_where_the_token_is_born(chat, tiny_model):
     are not, the sampled ones are: three of the projects read for this one mask them, and their
     policies never learn when to be silent."""
     pad, stop = 0, chat.stop_id  # 0: as `pack` fills the rows
-    engine = TorchEngine(tiny_model, stop)
+    engine = TorchEngine(tiny_model, chat.stop_ids)
     texts = [[pad, 40, pad, stop], [pad, pad, stop]]
     episodes = [episode_of(speak(engine, chat, texts[:n], think=False)[0].segments) for n in (2, 1)]
     batch = pack(episodes)
@@ -114,11 +114,11 @@ def test_the_mask_is_born_where_the_token_is_born(chat, tiny_model):
 def test_what_was_sampled_is_what_is_kept(think, chat, tiny_model):
     """Defect 23: ids and log-probs as the engine returned them, to the last one; and nothing else
     has log-probs."""
-    engine = Recorder(tiny_model, chat.stop_id)
+    engine = Recorder(tiny_model, chat.stop_ids)
     (episode,) = gossip(engine, chat, 1, think=think, max_tokens=12)
     assert [(s.ids, s.log_probs) for s in sampled(episode)] == engine.returned
     assert len(engine.returned) == 3
-    assert episode.tokens_sampled == sum(len(ids) for ids, _ in engine.returned)
+    assert tokens_sampled(episode.segments) == sum(len(ids) for ids, _ in engine.returned)
     # text would not have done
     assert any(chat.text(chat.decode(ids)) != ids for ids, _ in engine.returned)
 
@@ -127,7 +127,7 @@ def test_what_was_sampled_is_what_is_kept(think, chat, tiny_model):
 def test_the_engine_knows_a_dialogue_by_its_own_key(think, chat, tiny_model):
     """Three dialogues at once, three turns each. Under keys of their own each reads its trunk once,
     as it grows; without one, or all under the same, every turn reads everything again."""
-    engine = Recorder(tiny_model, chat.stop_id)
+    engine = Recorder(tiny_model, chat.stop_ids)
     episodes = gossip(engine, chat, 3, think=think)
     assert (
         0
@@ -140,7 +140,7 @@ def test_the_room_in_the_context_is_counted_in_tokens(chat, tiny_model):
     """Defect 24: the released code compares characters with a limit of tokens. Here a prompt that
     does not fit is seen before anything is changed, the dice included, and a reply gets the room
     there is."""
-    engine = TorchEngine(tiny_model, chat.stop_id)
+    engine = TorchEngine(tiny_model, chat.stop_ids)
 
     def talk(context, *lines):
         agent = Agent(engine, chat, think=False, max_tokens=5, context=context, seed=0)

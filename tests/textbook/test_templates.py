@@ -13,9 +13,9 @@ from support.loading import load_model, stop_ids
 import asyncio
 import copy
 import json
+from unittest.mock import AsyncMock
 
 import pytest
-import torch
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
@@ -77,7 +77,7 @@ def test_any_of_the_models_stop_ids_ends_a_reply(think, tmp_path, tiny_tokenizer
     model, tokenizer = load_model(tmp_path)
     chat = ChatFormat(tokenizer, "Be warm.", think, stop_ids=stop_ids(tmp_path))
     said = chat.text("<think>hm</think>" * think + "I am here.")
-    engine = TorchEngine(model, chat.stop_id)
+    engine = TorchEngine(model, chat.stop_ids)
     agent, replies = speak(engine, chat, [said + [eot] + said + [im]] * 2, think=think)
     assert [reply.visible for reply in replies] == ["I am here."] * 2 and agent.cut == 0
     sampled = [s.ids for s in agent.segments if s.log_probs is not None]
@@ -87,7 +87,7 @@ def test_any_of_the_models_stop_ids_ends_a_reply(think, tmp_path, tiny_tokenizer
     )  # of the system, two lines, two replies
 
     local = load_local(str(tmp_path), 0.0)
-    local.engine.draw = lambda log_probs, requests: torch.tensor([[eot]])
+    local.engine.generate = AsyncMock(return_value=([eot], [0.0]))
     assert asyncio.run(local("Hello.")) == "" and local.engine.stop_ids == {im, eot}
 
 
@@ -155,7 +155,7 @@ def converse(chat, texts, think):
     """A dialogue in which the policy says `texts` as its next tokens. Returns (agent, replies)."""
     model = make_tiny_model(chat.tokenizer, initializer_range=0.02)
     said = [chat.text(text) + [chat.stop_id] for text in texts]
-    engine = TorchEngine(model, chat.stop_id)
+    engine = TorchEngine(model, chat.stop_ids)
     return speak(engine, chat, said, think=think, max_tokens=200)
 
 
