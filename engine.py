@@ -237,8 +237,9 @@ class TorchEngine:
         for slot, ids in chunks.items():
             self.ids_in_slot[slot] += ids
         # only the last token of each chunk predicts a token that is not yet there
-        ends = [len(ids) - 1 for ids in chunks.values()]
-        self.draw_next(list(chunks), hidden[range(len(ends)), ends])  # [R, H]
+        ends = torch.tensor([len(ids) - 1 for ids in chunks.values()], device=hidden.device)  # [R]
+        rows = torch.arange(len(chunks), device=hidden.device)  # [R]
+        self.draw_next(list(chunks), hidden[rows, ends])  # [R, H]
 
     def step(self):
         """Decode: compute the last token that was drawn for each running request, and draw the next
@@ -253,7 +254,8 @@ class TorchEngine:
         hidden = self.compute(slots, [[tokens.get(slot, 0)] for slot in slots])  # [R, 1, H]
         for slot in active:
             self.ids_in_slot[slot].append(tokens[slot])
-        self.draw_next(active, hidden[active, 0])  # [A, H], of the A active slots
+        rows = torch.tensor(active, device=hidden.device)  # [A], of the A active slots
+        self.draw_next(active, hidden[rows, 0])  # [A, H]
 
     @torch.inference_mode()
     def compute(self, slots, ids):
@@ -290,11 +292,10 @@ class TorchEngine:
             # inverse-CDF sampling: the first token whose cdf exceeds a uniform draw
             cdf = log_probs.double().exp().cumsum(-1)  # [R, V]
             draws = [[request.uniform[len(request.ids)]] for request in requests]
-            uniform = cdf.new_tensor(draws)  # [R, 1]
+            uniform = torch.tensor(draws, dtype=cdf.dtype, device=cdf.device)  # [R, 1]
             tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)  # [R, 1]
-            tokens = tokens.clamp(
-                max=cdf.shape[-1] - 1
-            )  # a draw next to 1 may be rounded to the end
+            # a draw next to 1 may be rounded to the end
+            tokens = tokens.clamp(max=cdf.shape[-1] - 1)
         else:  # 0, for a simulated user: the likeliest token
             tokens = log_probs.argmax(-1, keepdim=True)  # [R, 1]
         chosen = log_probs.gather(-1, tokens)  # [R, 1]

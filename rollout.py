@@ -160,7 +160,8 @@ def take_thoughts(text):
 
 def read_reply(text, think):
     """Read a sampled text as a Reply, in think or in direct mode."""
-    return Reply(text, *(split_thought(text) if think else take_thoughts(text)))
+    cut = split_thought if think else take_thoughts
+    return Reply(text, *cut(text))
 
 
 # The second number of every sampling seed, after the run's own: the kind of text that is sampled.
