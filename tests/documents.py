@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # {path from the root: text}
 PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 README = PAGES["README.md"]

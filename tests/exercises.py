@@ -12,7 +12,7 @@ FUNCTIONS = [(name, e["file"], function) for name, e in ALL.items() for function
 
 
 def source(file):
-    return (ROOT / file).read_text(encoding="utf-8")
+    return (ROOT / file).read_text("utf-8")
 
 
 def written(text, name):

@@ -6,6 +6,7 @@ import json
 import evaluate
 import rlver
 from emotion import NEEDS
+from runs import words
 
 # flags of short dialogues, and of a small run
 SHORT = ["--max-tokens", "4", "--max-turns", "2"]
@@ -15,14 +16,13 @@ TASKS = [need["en"] for need in NEEDS.values()]
 
 def train(model, out, *flags):
     """A small run of rlver.py, with more flags."""
-    words = ["--model", model, *SMALL, "--out", out, *flags]
-    assert rlver.main([str(word) for word in words]) == 0
+    assert rlver.main(words("--model", model, *SMALL, "--out", out, *flags)) == 0
     return out
 
 
 def measure(*flags):
     """Run evaluate.py with these flags. Returns its exit code."""
-    return evaluate.main([str(flag) for flag in flags])
+    return evaluate.main(words(*flags))
 
 
 def sage_line(number, emotions, task=TASKS[0], group="被动型", **more):
@@ -71,10 +71,6 @@ def write(path, *lines):
             (line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)) + "\n"
             for line in lines
         ),
-        encoding="utf-8",
+        "utf-8",
     )
     return path
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]

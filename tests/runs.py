@@ -9,6 +9,7 @@ answers, the clamp and the log are the real ones.
 """
 
 from support import report, rundir
+from support.files import read_json
 
 import itertools
 import json
@@ -94,7 +95,7 @@ def go_on(out, *more):
 def rows(path):
     """A JSONL file, line by line. Not `splitlines`: what a policy says may hold U+2028, which ends
     no line of JSONL."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    return [json.loads(line) for line in Path(path).read_text("utf-8").split("\n")[:-1]]
 
 
 def metrics(out):
@@ -112,7 +113,7 @@ def numbers(row):
 
 def summary(out):
     """What summary.json says about anything but time and memory."""
-    everything = json.loads((out / "summary.json").read_text())
+    everything = read_json(out / "summary.json")
     return {key: everything[key] for key in ("before", "after", "steps")}
 
 

@@ -17,12 +17,13 @@ SMALL = (
 ).split()
 
 
-def run(*words, env=None, timeout=240):
-    """Run Python with these words on its command line. Returns (exit code, stdout, stderr)."""
+def run(*words, env=None, **how):
+    """Run Python with these words on its command line. how: other arguments of subprocess.run.
+    Returns (exit code, stdout, stderr)."""
     command = [sys.executable, *map(str, words)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(env or {})}
-    how = dict(capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=env)
-    done = subprocess.run(command, **how)
+    usual = dict(capture_output=True, text=True, timeout=240, cwd=ROOT, env=env)
+    done = subprocess.run(command, **usual | how)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -103,7 +103,7 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
     assert set(MEASURED) == {job.name for job in tables.jobs()}
     shown = set()
     for path in tables.documents():
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text("utf-8")
         assert tables.with_measured(text, MEASURED) == text, path
         comments = re.findall(r"<!-- tables: (\w+) -->", text)
         assert comments[1::2] == ["end"] * (len(comments) // 2), f"{path}: an end is missing"
@@ -113,7 +113,7 @@ def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
 
 def test_the_scores_in_readme_are_the_measured_ones():
     """Means over the seeds, in the columns of the toy and of SmolLM2."""
-    text = (tables.ROOT / "README.md").read_text(encoding="utf-8")
+    text = (tables.ROOT / "README.md").read_text("utf-8")
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     cells = {row[0].strip("`"): row[1:] for row in rows}
     small_model = tables.seeds_of(MEASURED, "small-grpo")
@@ -136,7 +136,7 @@ def test_a_dialogue_in_a_document_is_a_measured_one():
     """Of seed 0, before and after, word for word: the first held-out person's first reply, and the
     replies to the first three."""
     readme, page = (
-        " ".join((tables.ROOT / name).read_text(encoding="utf-8").split())
+        " ".join((tables.ROOT / name).read_text("utf-8").split())
         for name in ("README.md", "docs/small.md")
     )
     for when, dialogues in zip(("before", "after"), MEASURED["small-grpo-0"]["dialogues"]):

@@ -52,7 +52,7 @@ def links_of(page):
 
 def anchors_of(page):
     """The headings of a page as links name them: "My numbers differ" is "my-numbers-differ"."""
-    text = (ROOT / page).read_text(encoding="utf-8")  # links lead to pages of the course, too
+    text = (ROOT / page).read_text("utf-8")  # links lead to pages of the course, too
     headings = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -96,7 +96,7 @@ def test_the_defects_are_listed_by_number_with_tests_that_are_there():
     one of those tests is."""
     about = {}
     for path in (ROOT / "tests").rglob("test_*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.FunctionDef):
                 about[node.name] = ast.get_docstring(node) or ""
     rows = re.findall(r"^\| (\d+) \|.*\| (.*?) \|$", PAGES["docs/differences.md"], re.M)
@@ -120,7 +120,7 @@ def keys_of(value):
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "dialogues.jsonl"])
 def test_the_glossary_has_every_key(name, whole):
     """docs/troubleshooting.md explains each key of the files of a run, and none that is not there."""
-    text = (whole("ppo") / name).read_text(encoding="utf-8")
+    text = (whole("ppo") / name).read_text("utf-8")
     row = json.loads(text if name == "summary.json" else text.split("\n")[0])
     page = PAGES["docs/troubleshooting.md"]
     section = re.search(rf"^## `{re.escape(name)}`$(.*?)(?=^## |\Z)", page, re.S | re.M).group(1)

@@ -2,6 +2,7 @@
 which are what they say: whose score it is, of how many, with which settings."""
 
 from support.errors import BadInput
+from support.files import read_json
 
 import asyncio
 import json
@@ -11,8 +12,8 @@ import pytest
 import evaluate
 import rlver
 from people import load_profiles, users_of_run
-from result_files import SHORT, lines, measure, train, write
-from runs import refuse
+from result_files import SHORT, measure, train, write
+from runs import refuse, rows
 from server import Loopback, completion
 from toy import world
 
@@ -30,7 +31,7 @@ def measured(place, *flags):
 
 
 def told_in(place):
-    return json.loads((place / "j.json").read_text())
+    return read_json(place / "j.json")
 
 
 # --------------------------------------------------------------------------------- the result file
@@ -56,7 +57,7 @@ def test_a_file_of_somebody_elses_is_left_as_it_is(text, told, tmp_path, capfd):
 def test_the_benchmark_in_sages_format(results):
     """Their field names, ours under a name of our own; the emotions in the history are those that
     the score is made of."""
-    found = lines(results)
+    found = rows(results)
     assert len(found) == 12
     for line in found:
         keys = "id emo_point emo_state player scene character task history rlver"
@@ -80,16 +81,16 @@ def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path, capsys):
     given. The score is of the users that were asked for, though the file holds more; other settings
     are refused."""
     path = tmp_path / "r.jsonl"
-    text = results.read_text(encoding="utf-8").splitlines(keepends=True)
+    text = results.read_text("utf-8").splitrows(keepends=True)
     before = "".join(text[:5])
-    path.write_text(before + text[5][:40], encoding="utf-8")
+    path.write_text(before + text[5][:40], "utf-8")
     flags = ["--policy", tiny_dir, "--max-tokens", 6, "--limit", 12, "--out", path]
     assert measure(*flags) == 0
-    assert path.read_text(encoding="utf-8").startswith(before)
-    ids, wanted = (sorted(line["id"] for line in lines(file)) for file in (path, results))
+    assert path.read_text("utf-8").startswith(before)
+    ids, wanted = (sorted(line["id"] for line in rows(file)) for file in (path, results))
     assert ids == wanted
     assert measure(*flags, "--limit", 1, "--json", tmp_path / "j.json") == 0
-    assert told_in(tmp_path)["n"] == 1 and len(lines(path)) == 12
+    assert told_in(tmp_path)["n"] == 1 and len(rows(path)) == 12
     assert measure(*flags, "--seed", 1) == 2
     assert "holds other results (seed 0 there, 1 here)" in capsys.readouterr().err
 
@@ -110,7 +111,7 @@ def test_a_policy_behind_a_server(tmp_path):
     with Loopback(reply=reply) as server:
         flags = "--think --limit 2 --max-turns 4".split()
         assert measure("--policy", f"openai:m@{server.url}", *flags, "--out", out) == 0
-    found = lines(out)
+    found = rows(out)
     endings = {line["rlver"]["ended"] for line in found}
     assert endings <= {"malformed", "goodbye", "emotion_min"}
     assert found[0]["rlver"]["policy"] == "openai:m"
@@ -133,7 +134,7 @@ def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert f"by: the starting policy of {run}" in text and "after minus before" in text
     sides = [run / "before.jsonl", run / "after.jsonl"]
-    labels = [lines(side)[0]["rlver"]["policy"] for side in sides]
+    labels = [rows(side)[0]["rlver"]["policy"] for side in sides]
     assert labels == [f"{run}/checkpoint-000000", f"{run}/checkpoint-000001"]
     assert told_in(tmp_path)["n"] == 2
     assert measure(*command, "--json", run / "after.jsonl") == 2
@@ -172,22 +173,22 @@ def test_an_evaluation_meets_whom_the_run_held_out_and_nobody_else(trained, tmp_
     """The run held out one user of twelve, evaluate.py a fifth, two: one of them had been trained
     on, under a table that says "never trained on". From another directory, too. Both open with the
     user's own line; in training the model behind the user says one, as RLVER does."""
-    for dialogue in lines(trained / "dialogues.jsonl"):
+    for dialogue in rows(trained / "dialogues.jsonl"):
         is_own = dialogue["first_line"] == "My own line."
         assert is_own == (dialogue["split"] == "heldout")
-    told = json.loads((trained / "heldout.json").read_text())
+    told = read_json(trained / "heldout.json")
     assert told["ids"] == ["toy-train-0009"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     assert measured(elsewhere, "--policy", trained) == 0
-    (line,) = lines(elsewhere / "r.jsonl")
+    (line,) = rows(elsewhere / "r.jsonl")
     assert [line["id"]] == told["ids"] and line["rlver"]["held_out"]
     assert line["history"][0]["content"] == "My own line."
     monkeypatch.chdir(tmp_path)
     # users that are named, and a policy that is no run: nobody knows
     assert measured(tmp_path, "--policy", trained, "--profiles", "people.jsonl", "--limit", 2) == 0
-    assert not any(line["rlver"]["held_out"] for line in lines(tmp_path / "r.jsonl"))
+    assert not any(line["rlver"]["held_out"] for line in rows(tmp_path / "r.jsonl"))
 
 
 @pytest.mark.slow
@@ -196,7 +197,7 @@ def test_other_held_out_users_are_refused(trained, tmp_path, capsys):
     people."""
     path = tmp_path / "people.jsonl"
     text = path.read_text()
-    others = [line for line in text.splitlines(keepends=True) if "toy-train-0009" not in line]
+    others = [line for line in text.splitrows(keepends=True) if "toy-train-0009" not in line]
     path.write_text("".join(others))
     resume = ["--resume", str(trained), "--steps", "2"]
     for main, flags in ((rlver.main, resume), (evaluate.main, ["--policy", str(trained)])):

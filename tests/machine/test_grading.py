@@ -26,11 +26,10 @@ def test_without_pytest_nobody_is_graded(tmp_path, monkeypatch):
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(bare))
-    (tmp_path / "ppo.py").write_text(source("ppo.py"), encoding="utf-8")
-    table = tmp_path / "grades.csv"
+    place, table = submission(tmp_path, "ppo.py"), tmp_path / "grades.csv"
     table.write_text("of last week")
     with pytest.raises(BadInput, match="No module named .*pip install -r requirements-dev.txt"):
-        grading.grade([tmp_path], {"gae": ALL["gae"]}, 30, table)
+        grading.grade([place], {"gae": ALL["gae"]}, 30, table)
     assert table.read_text() == "of last week"
 
 
@@ -51,10 +50,7 @@ def test_a_result_says_what_its_test_is_about(tmp_path, capsys):
     text = source("grpo.py").replace("def turn_advantages(", "def another_name(")
     head = written(text, "group_advantages").split(":\n")[0]
     text = put(text, "group_advantages", head + ":\n    return rewards - rewards.mean()")
-    place = tmp_path / "anna"
-    place.mkdir()
-    (place / "grpo.py").write_text(text, encoding="utf-8")
-    rows = graded(place, "groups,turns")
+    rows = graded(submission(tmp_path, "grpo.py", lambda _: text), "groups,turns")
     result = rows["groups"]["result"]
     assert result in capsys.readouterr().out
     assert result.startswith("test_group_advantages_by_hand: Shao 2024, section 4.1, with ")
@@ -88,9 +84,7 @@ def test_the_shell_of_the_teacher_changes_no_grade(tmp_path, monkeypatch):
         for word in words.split():
             monkeypatch.setenv(*word.split("=", 1))
     monkeypatch.setattr("tempfile.tempdir", None)
-    place = submission(tmp_path, "grpo.py")
-    text = (place / "grpo.py").read_text()
-    (place / "grpo.py").write_text('X = "\\d"\n' + text)
+    place = submission(tmp_path, "grpo.py", lambda text: 'X = "\\d"\n' + text)
     assert course.main(["grade", str(place), "--only", "groups"]) == 0
 
 
@@ -98,7 +92,7 @@ def submission(tmp_path, file, change=lambda text: text):
     """The directory of a submission: our own `file`, changed."""
     place = tmp_path / "anna"
     place.mkdir(exist_ok=True)
-    (place / file).write_text(change(source(file)), encoding="utf-8")
+    (place / file).write_text(change(source(file)), "utf-8")
     return place
 
 
@@ -220,12 +214,12 @@ def test_what_goes_wrong_costs_its_own_exercise_only(tmp_path):
     text = source("ppo.py")
     for function, body in bodies.items():
         text = put(text, function, written(text, function).split(":\n")[0] + ":\n" + body)
-    (place / "ppo.py").write_text(text, encoding="utf-8")
-    (place / "rollout.py").write_text("def split_thought(text:\n    pass\n", encoding="utf-8")
+    (place / "ppo.py").write_text(text, "utf-8")
+    (place / "rollout.py").write_text("def split_thought(text:\n    pass\n", "utf-8")
     (place / "grpo.py").unlink()
     (place / "support" / "answers.py").write_bytes(b"\xff\xfe\x00")
     for path in (place / "tests").iterdir():
-        path.write_text("def test_fine():\n    pass\n", encoding="utf-8")
+        path.write_text("def test_fine():\n    pass\n", "utf-8")
     rows = graded(place, names, "--limit", "30")
     results = {name: row["result"] for name, row in rows.items()}
     assert results["kl"] == "passed" and results["value"] == "no end within 30 s"

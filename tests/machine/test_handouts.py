@@ -3,14 +3,13 @@ project, and holds no answer."""
 
 import ast
 import re
-import subprocess
-import sys
 
 import pytest
 
 import course
 from conftest import ROOT
 from exercises import ALL, FUNCTIONS, source, written
+from several_ranks import run
 from surgery import find, put
 
 
@@ -107,11 +106,10 @@ def test_the_tests_of_a_handout_run_by_the_exercises_name(tmp_path):
     exercise when its file is imported, which would stop all tests of the other exercises too."""
     place = tmp_path / "handout"
     course.main(["handout", str(place)])
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "groups"]
-    how = dict(cwd=place, capture_output=True, text=True)
-    result = subprocess.run(command, **how)
-    assert "exercise groups: group_advantages is yours to write" in result.stdout
-    assert result.returncode == 1 and "error" not in result.stdout.splitlines()[-1]
-    (place / "grpo.py").write_text(source("grpo.py"), encoding="utf-8")
-    result = subprocess.run(command, **how)
-    assert result.returncode == 0 and "warning" not in result.stdout
+    command = "-m pytest -q -m groups".split()
+    code, out, _ = run(*command, cwd=place)
+    assert "exercise groups: group_advantages is yours to write" in out
+    assert code == 1 and "error" not in out.splitlines()[-1]
+    (place / "grpo.py").write_text(source("grpo.py"), "utf-8")
+    code, out, _ = run(*command, cwd=place)
+    assert code == 0 and "warning" not in out

@@ -31,7 +31,7 @@ def imports_of(tree):
     return names & set(MODULES)
 
 
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.items()}
 GRAPH = {name: imports_of(tree) for name, tree in TREES.items()}
 # What most runs do without is imported within a function, at one place: vLLM, models that are not
 # trained (which loads torch), a reader, adapters, sharding.
@@ -60,7 +60,7 @@ def test_imports_go_in_one_direction():
     """tools, benchmarks, course, recipes -> scripts -> toy -> support -> emotion.py: what is read
     beside the paper needs no tool, and support/ is handed what it needs."""
     assert not [(a, b) for a in GRAPH for b in GRAPH[a] if floor_of(b) > floor_of(a)]
-    assert "\nfrom tools" not in MODULES["rlver"].read_text(encoding="utf-8")
+    assert "\nfrom tools" not in MODULES["rlver"].read_text("utf-8")
 
 
 def test_five_modules_are_imported_within_a_function_each_at_one_place():

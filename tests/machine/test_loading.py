@@ -4,11 +4,10 @@ word has, with a template that has a switch of its own."""
 
 from support import loading
 from support.errors import BadModel, CannotWrite
-from support.files import write_file
+from support.files import read_json, write_file, write_json
 from support.loading import load_model, write_model
 
 import copy
-import json
 import shutil
 from functools import partial
 
@@ -155,7 +154,7 @@ def test_transformers_4_finds_its_keys(kind, more, tiny_tokenizer, tmp_path):
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>"]})
     write_model(tmp_path, model, model.state_dict(), tokenizer)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = read_json(tmp_path / "config.json")
     assert config["rope_theta"] == 5e5 and config["rope_scaling"] == (rope if more else None)
     words = (tmp_path / "tokenizer_config.json").read_text()
     assert "PreTrainedTokenizerFast" in words and "additional_special_tokens" in words
@@ -191,16 +190,15 @@ def entries(name="config.json", **settings):
     """A function that changes entries of a JSON file, or makes the file."""
 
     def change(path):
-        old = json.loads((path / name).read_text()) if (path / name).exists() else {}
-        (path / name).write_text(json.dumps(old | settings))
+        write_json(path / name, read_json(path / name) | settings)
 
     return change
 
 
 def cut_the_vocabulary(path):
-    data = json.loads((path / "tokenizer.json").read_text())
+    data = read_json(path / "tokenizer.json")
     data["model"].update(vocab=dict(list(data["model"]["vocab"].items())[:5]), merges=[])
-    (path / "tokenizer.json").write_text(json.dumps(data))
+    write_json(path / "tokenizer.json", data)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +309,7 @@ def test_the_row_of_the_pad_token_is_trained_like_any_other(pad, stored, tmp_pat
     and will not write it."""
     stored("qwen2", **SIZES, pad_token_id=pad)
     odd = {"eos_token_id": 5, "temperature": 0.9, "do_sample": False}
-    (tmp_path / "generation_config.json").write_text(json.dumps(odd))
+    write_json(tmp_path / "generation_config.json", odd)
     model, _ = load_model(tmp_path)
     model(torch.tensor([[4, 5, 6]])).logits.sum().backward()
     assert model.get_input_embeddings().weight.grad[5].norm() > 0

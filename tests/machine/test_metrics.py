@@ -4,6 +4,7 @@ be silent.
 
 The course has a lab for two of them: shared-seed and user-words."""
 
+from support.files import read_json
 from support.metrics import (
     REWARD_TALK,
     batch_metrics,
@@ -15,8 +16,6 @@ from support.metrics import (
 )
 from support.rundir import metrics_of
 from support.settings import Settings
-
-import json
 
 import pytest
 
@@ -66,7 +65,7 @@ def test_a_mistake_is_told(mistake, flags, name, tiny_dir, tmp_path, monkeypatch
 
 
 def told_at_the_end(out):
-    return json.loads((out / "summary.json").read_text())["warnings"]
+    return read_json(out / "summary.json")["warnings"]
 
 
 # ------------------------------------------------------------------------------------ healthy runs

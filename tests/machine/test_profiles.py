@@ -31,7 +31,7 @@ def test_the_files_are_whole(name):
     """Every field is filled, the optional ones too: all dialogues with a person then start from the
     same line. The text stands there to be read, not as \\u escapes."""
     people = PEOPLE[name]
-    assert "\\u" not in FILES[name].read_text(encoding="utf-8")
+    assert "\\u" not in FILES[name].read_text("utf-8")
     numbers = range(1, COUNTS[name] + 1)
     assert [p.id for p in people] == [f"{name.replace('_', '-')}-{i:02d}" for i in numbers]
     assert all(p.topic and p.first_talk and len(p.cha_group) == 3 for p in people)

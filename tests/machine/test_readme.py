@@ -84,7 +84,7 @@ def test_links_lead_to_the_lines_of_functions():
     links = re.findall(r"\[`([\w.]+)`\]\(([\w/]+\.py)#L(\d+)\)", README)
     assert len(links) >= 15
     for name, path, line in links:
-        code = (ROOT / path).read_text(encoding="utf-8").splitlines()
+        code = (ROOT / path).read_text("utf-8").splitlines()
         begins = re.compile(rf" *(async )?(def|class) {name.split('.')[-1]}\b")
         [number] = [n for n, text in enumerate(code, 1) if begins.match(text)]
         assert number == int(line), (name, number)
@@ -99,7 +99,7 @@ def check_flags_of_tool(module, *flags):
         return
     path = ROOT / f"{module.replace('.', '/')}.py"
     shared = [ROOT / "tools" / name for name in ("asking.py", "dialogues.py")]
-    sources = "".join(place.read_text(encoding="utf-8") for place in (path, *shared))
+    sources = "".join(place.read_text("utf-8") for place in (path, *shared))
     for word in flags:
         assert not word.startswith("--") or f'"{word}"' in sources, (module, word)
 
@@ -118,7 +118,7 @@ def test_every_command_parses():
             if flags[0].startswith("tools."):
                 check_flags_of_tool(*flags)
         elif script not in ("rlver.py", "evaluate.py"):
-            source = (ROOT / script).read_text(encoding="utf-8")  # whose parser is inside of main
+            source = (ROOT / script).read_text("utf-8")  # whose parser is inside of main
             for word in flags:
                 assert not word.startswith("--") or f'"{word}"' in source, (script, word)
 
@@ -152,7 +152,7 @@ SCRIPTS = sorted({path.name for path in ROOT.glob("*.py")} - NO_SCRIPTS)
 TOOLS = [
     f"tools.{path.stem}"
     for path in sorted((ROOT / "tools").glob("*.py"))
-    if "\ndef main(" in path.read_text(encoding="utf-8")
+    if "\ndef main(" in path.read_text("utf-8")
 ]
 
 

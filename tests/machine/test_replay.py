@@ -10,7 +10,8 @@ import pytest
 import judging
 from answering import Model, feeling, tagged
 from people import toy_profiles
-from result_files import lines, measure, train, write
+from result_files import measure, train, write
+from runs import rows
 from simulator import Simulator, User
 from tools import replay
 from tools.dialogues import load_dialogues
@@ -37,7 +38,7 @@ def run(no_pictures, tiny_dir, tmp_path_factory):
 def test_a_changed_number_is_found_and_named(what, run, tmp_path, capsys):
     """Also where emotion, change and reward are raised alike: arithmetic finds nothing then, the
     replay does. The last dialogue's first reply is malformed: there is no emotion to replay."""
-    found = lines(run / "dialogues.jsonl")
+    found = rows(run / "dialogues.jsonl")
     k, row = next(
         (k, row)
         for k, row in enumerate(found)

@@ -52,7 +52,7 @@ def run(tmp_path):
 
 def read(page):
     """The text of a page, in which nothing may run and nothing be fetched."""
-    html = page.read_text(encoding="utf-8")
+    html = page.read_text("utf-8")
     assert "<script" not in html and "<img" not in html and "default-src 'none'" in html
     # the names of a picture's formats are no addresses that a browser fetches
     assert not re.search(r"(https?:)?//\w", re.sub("<svg.*?</metadata>", "", html, flags=re.S))

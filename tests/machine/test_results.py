@@ -1,10 +1,10 @@
 """Result files: what they hold, their scores, and comparisons of them."""
 
 from support.errors import BadInput
+from support.files import read_json
 from support.needs import need_of
 from support.results import differences, what_scores_are
 
-import json
 import os
 import random
 import shutil
@@ -62,8 +62,8 @@ def test_scores_by_hand(tmp_path, capsys):
     lines = [our_line(i, [f], *who, ended="goodbye") for i, (f, *who) in users]
     path = write(tmp_path / "r.jsonl", *lines)
     table = tmp_path / "s.json"
-    assert evaluate.main(["--score", str(path), "--json", str(table)]) == 0
-    found = json.loads(table.read_text())
+    assert measure("--score", path, "--json", table) == 0
+    found = read_json(table)
     assert found["by"]["intention"]["praise"]["score"] == pytest.approx(np.mean(finals[3:6]))
     stderr = np.std(finals, ddof=1) / 7**0.5
     wanted = dict(score=np.mean(finals), stderr=stderr, success=200 / 7, failure=300 / 7, turns=1)
@@ -154,7 +154,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(tmp_path, capsys):
         told += "better" in compare(a, b, draws=500)["sentence"]
     assert told <= 12
     assert compare(a, a)["p"] == 1
-    assert evaluate.main(["--compare", a, a]) == 0
+    assert measure("--compare", a, a) == 0
     said = " ".join(capsys.readouterr().out.split())  # the sentence is folded to 80 columns
     assert "no difference can be told at n = 40" in said
 

@@ -3,7 +3,7 @@ goes on as if nothing had been; and what it prints."""
 
 from support import loading, report, rundir
 from support.errors import BadInput
-from support.files import write_json
+from support.files import read_json, write_json
 from support.settings import Settings, resolve_settings
 
 import errno
@@ -70,7 +70,7 @@ def test_metrics_have_one_line_per_step_and_all_their_keys(whole):
     # what was run, defaults included, so that it can be run again; and two checkpoints are kept
     out = whole("ppo")
     shown = {"algo": "ppo", "lr": 2e-3, "gamma": 1.0, "max_turns": 3, "think": False}
-    assert shown.items() <= json.loads((out / "config.json").read_text()).items()
+    assert shown.items() <= read_json(out / "config.json").items()
     assert [path.name[-1] for path in out.glob("*checkpoint*")] in (["2", "4"], ["4", "2"])
 
 
@@ -104,7 +104,7 @@ def test_rewards_are_the_final_emotion_and_replay_exactly(whole):
     user again, give the same emotions; the last one / 100 is the reward, in the log and in the
     metrics."""
     out = whole("grpo")
-    assert replay.main(["same-user", str(out / "dialogues.jsonl")]) == 0
+    assert replay.main(words("same-user", out / "dialogues.jsonl")) == 0
     lines = rows(out / "dialogues.jsonl")
     rewards = {}  # of the training steps
     for line in lines:
@@ -336,7 +336,7 @@ def test_a_run_that_is_over_or_still_going_is_left_alone(half, tmp_path, capfd):
     before = files(out)
     told = output_of(capfd, 0, rlver.main, "--resume", out)
     assert "is finished" in told and "--steps N, N the total" in told
-    running = rundir.RunDir(out, Settings(**json.loads((out / "config.json").read_text())))
+    running = rundir.RunDir(out, Settings(**read_json(out / "config.json")))
     running.open()
     told = output_of(capfd, 2, rlver.main, "--resume", out, "--steps", 3)
     assert "another process is at work there" in told
@@ -521,7 +521,7 @@ def test_a_part_of_a_checkpoint_is_not_measured(half, tmp_path, capfd):
     (out / "checkpoint-000002" / "state.json").unlink()
     assert "checkpoint-000002/state" in refuse(capfd, "--policy", out, main=evaluate.main)
     shutil.rmtree(out / "checkpoint-000000")
-    settings = json.loads((out / "config.json").read_text())
+    settings = read_json(out / "config.json")
     assert find_weights(str(out), 0).weights == settings["model"]
 
 
@@ -536,8 +536,7 @@ def test_what_cannot_be_saved_shows_before_the_first_dialogue(
         raise TypeError("Object of type AddedToken\nis not JSON serializable")
 
     monkeypatch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", broken)
-    flags = words("--model", tiny_dir, *SMALL, "--out", out)
-    told = output_of(capfd, 1, rlver.main, *flags)
+    told = output_of(capfd, 1, rlver.main, "--model", tiny_dir, *SMALL, "--out", out)
     assert "could not be written (Object of type AddedToken is not JSON" in told
     assert told.count("\n") == 1 and "disk" not in told and files(out) == {}
 
@@ -558,7 +557,7 @@ def test_the_trial_is_read_back(name, told, tiny_dir, tmp_path, capfd, monkeypat
     monkeypatch.setattr("models.write_model", write_less)
     two = shutil.copytree(tiny_dir, tmp_path / "model") / "generation_config.json"
     two.write_text('{"eos_token_id": [0, 1, 2]}')
-    line = output_of(capfd, 1, rlver.main, *words("--model", two.parent, *SMALL, "--out", out))
+    line = output_of(capfd, 1, rlver.main, "--model", two.parent, *SMALL, "--out", out)
     assert told in line and line.count("\n") == 1 and files(out) == {}
 
 
@@ -574,7 +573,7 @@ def test_a_disk_with_little_room_is_one_warning(
     for n, (room, warnings) in enumerate([(2.0, 1), (3.5, 0)]):
         usage = SimpleNamespace(free=room * size)
         monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
-        flags = words("--model", tiny_dir, *SMALL, *ALGO[name], "--steps", 0)
+        flags = "--model", tiny_dir, *SMALL, *ALGO[name], "--steps", 0
         told = output_of(capfd, 0, rlver.main, *flags, "--out", tmp_path / str(n))
         assert told.count("GB left, and checkpoints need") == warnings
     run = rundir.RunDir(whole(name), resolve_settings({}))
@@ -593,7 +592,7 @@ def test_adapters_name_their_base_from_everywhere(tiny_dir, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert go_on("../out", "--steps", 2) == 0
     config = tmp_path / "out" / "checkpoint-000002" / "adapter" / "adapter_config.json"
-    base = json.loads(config.read_text())["base_model_name_or_path"]
+    base = read_json(config)["base_model_name_or_path"]
     assert base == str(tmp_path / "models" / "tiny")
 
 

@@ -1,8 +1,7 @@
 """tools/sage.py: SAGE's result files, and scores by SAGE's rule."""
 
 from support.errors import BadInput
-
-import json
+from support.files import read_json
 
 import pytest
 
@@ -19,7 +18,7 @@ SAMPLE = ROOT.parent / "shared/data/sage_results_sample.jsonl"
 def test_the_released_sample(tmp_path):
     """Three dialogues of Qwen2.5-72B with a DeepSeek-V3 user, as they were published."""
     assert sage.main([str(SAMPLE), "--json", str(tmp_path / "out.json")]) == 0
-    result = json.loads((tmp_path / "out.json").read_text())
+    result = read_json(tmp_path / "out.json")
     found = [round(result[key], 2) for key in ("score", "stderr", "failure", "turns", "positive")]
     assert (result["n"], found) == (3, [6.67, 4.41, 66.67, 7.33, 14.29])
 
@@ -39,9 +38,7 @@ def test_two_simulators_that_rank_three_policies(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "ranks of 3 policies, a_based_simulator and b_based_simulator: rho = 0.50" in said
     assert "by: a SAGE result file, simulator a_based_simulator" in said
-    kept = [
-        (row["policy"], row["simulator"][0], row["score"]) for row in json.loads(table.read_text())
-    ]
+    kept = [(row["policy"], row["simulator"][0], row["score"]) for row in read_json(table)]
     assert kept[0] == ("p.jsonl", "a", 10) and kept[5] == ("r.jsonl", "b", 65)
 
 

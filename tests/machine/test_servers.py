@@ -78,11 +78,8 @@ def test_a_judges_schema_by_hand():
     assert found["kinds"] == {"type": "array", "items": {"type": "string"}}
 
 
-@pytest.mark.parametrize(
-    "formats, told",
-    [(["json_schema"], "json_schema"), (["json_object"], "json_object"), (["text"], "text")],
-)
-def test_only_the_check_decides_how_the_form_is_kept(formats, told, capsys):
+@pytest.mark.parametrize("told", "json_schema json_object text".split())
+def test_only_the_check_decides_how_the_form_is_kept(told, capsys):
     """And says it, whichever program asks. If any refused prompt could lower it, one that a filter
     refuses would cost the rest of a run its schema."""
 
@@ -94,7 +91,7 @@ def test_only_the_check_decides_how_the_form_is_kept(formats, told, capsys):
         await user.answer()
         return before, user.simulator.model.format, found["format"]
 
-    with Loopback(formats=["text", *formats], difficulty="challenging") as server:
+    with Loopback(formats=["text", told], difficulty="challenging") as server:
         user = user_at(server, difficulty="challenging")
         assert asyncio.run(ask(user)) == ("json_schema", told, told)
     assert f"by {told}" in " ".join(capsys.readouterr().out.split())
@@ -252,71 +249,57 @@ def test_an_answer_is_read_from_all_its_places(response, text, thought, problem)
     assert answer.is_cut == ("cut" in problem) and re.match(problem, answer.problem)
 
 
-def good(prompt):
-    """A readable answer to the question of the check."""
-    return coded(prompt, feeling(1))
-
-
-def form_of(request):
-    return request.get("response_format", {"type": "text"})["type"]
-
-
-def in_reasoning(request):
-    answer = good(request["messages"][0]["content"])
+def in_reasoning(form, answer):
     hidden = completion(None, reasoning_content=answer)
-    return hidden if form_of(request) == "json_schema" else completion(answer)
+    return hidden if form == "json_schema" else completion(answer)
 
 
-def no_endpoint(request):
-    """As a gateway says it whose providers know no schema."""
-    answer = good(request["messages"][0]["content"])
-    return {"error": {"code": 404}} if form_of(request) == "json_schema" else completion(answer)
+def fails_at_a_schema(code):
+    """As a gateway says it, inside of a 200: no provider knows schemas, or one fails at them."""
+
+    def body(form, answer):
+        return {"error": {"code": code}} if form == "json_schema" else completion(answer)
+
+    return body
 
 
-def at_fault(request):
-    """A 502 inside of a 200, as a gateway says it whose provider fails at a schema."""
-    answer = good(request["messages"][0]["content"])
-    return {"error": {"code": 502}} if form_of(request) == "json_schema" else completion(answer)
-
-
-def sorted_keys(request):
-    answer = json.loads(good(request["messages"][0]["content"]))
-    return completion(json.dumps(answer, sort_keys=form_of(request) != "text"))
+def sorted_keys(form, answer):
+    return completion(json.dumps(json.loads(answer), sort_keys=form != "text"))
 
 
 @pytest.mark.parametrize(
-    "reply, kept",
+    "body, kept, tries",
     [
-        (in_reasoning, "json_object"),
-        (sorted_keys, "text"),
-        (no_endpoint, "json_object"),
-        (at_fault, "json_object"),
-        (lambda request: completion("", "length", reasoning_content="hm"), "cut by the limit"),
-        (lambda request: completion(""), "read: empty"),
+        (in_reasoning, "json_object", 3),
+        (sorted_keys, "text", 3),
+        (fails_at_a_schema(404), "json_object", 1),
+        (fails_at_a_schema(502), "json_object", 2 + int(FORMAT_RETRIES)),
+        (lambda *_: completion("", "length", reasoning_content="hm"), "cut by the limit", 3),
+        (lambda *_: completion(""), "read: empty", 3),
     ],
 )
-def test_the_check_tries_the_next_form_where_answers_cannot_be_read(reply, kept):
+def test_the_check_tries_the_next_form_where_answers_cannot_be_read(body, kept, tries):
     """Three in a row. Under a schema some servers put the answer into the reasoning, or sort its
     keys, or find nobody who takes one, and without one they do neither. If no form helps, it says
     what was wrong with them."""
     forms = []
 
-    def answer(request):
-        forms.append(form_of(request))
-        return 200, {}, reply(request)
+    def reply(request):
+        forms.append(request.get("response_format", {"type": "text"})["type"])
+        answer = coded(request["messages"][0]["content"], feeling(1))
+        return 200, {}, body(forms[-1], answer)
 
-    with Loopback(reply=answer) as server:
+    with Loopback(reply=reply) as server:
         simulator = user_at(server).simulator
         if kept in FORMATS:
             asyncio.run(simulator.check())
             assert simulator.model.format == kept == forms[-1] and simulator.model.is_patient
-            tries = {no_endpoint: 1, at_fault: 2 + int(FORMAT_RETRIES)}.get(reply, 3)
             stricter = FORMATS[: FORMATS.index(kept)]
             assert forms == [form for form in stricter for _ in range(tries)] + 3 * [kept]
         else:
             with pytest.raises(BadInput, match=kept):
                 asyncio.run(simulator.check())
-            assert len(forms) == 9
+            assert len(forms) == 3 * tries
 
 
 def test_a_parameter_that_a_model_refuses_is_left_out(capsys):
@@ -636,7 +619,7 @@ def served(no_pictures, tiny_dir, tmp_path_factory):
 def test_a_run_over_a_server_is_the_run_of_the_scripted_user(served, tiny_dir, tmp_path):
     """The same dialogues, word for word; and 39 % of failing calls change nothing but the number of
     calls, and the codes of what was asked again."""
-    assert rlver.main(["--model", str(tiny_dir), *SMALL, "--out", str(tmp_path / "scripted")]) == 0
+    assert rlver.main(words("--model", tiny_dir, *SMALL, "--out", tmp_path / "scripted")) == 0
     with Loopback(faults={"429": 0.30, "garbage": 0.05, "500": 0.04}) as server:
         assert rlver.main(flags_of(tiny_dir, server.url, tmp_path / "troubled")) == 0
         assert len(rows(tmp_path / "troubled" / "calls.jsonl")) <= server.calls

@@ -6,18 +6,15 @@ from support.settings import REAL, TOY, make_parser, resolve_settings
 
 import importlib
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import rlver
 from answering import LIN
-from conftest import ROOT
 from result_files import write
 from runs import files, output_of, refuse
+from several_ranks import run
 from toy import world
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -208,14 +205,8 @@ def test_another_run_is_never_written_over(whole, tiny_dir, capfd):
 def test_what_a_terminal_lacks_is_shown_as_a_question_mark():
     """A user's 好 ended a run after its first evaluation, where the terminal has no such letter."""
     said = "from support.settings import Parser; Parser(); print('well… 好')"
-    done = subprocess.run(
-        [sys.executable, "-c", said],
-        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout == b"well? ?\n"
+    code, out, err = run("-c", said, env={"PYTHONIOENCODING": "latin-1"})
+    assert (code, out) == (0, "well? ?\n"), err
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # of en_US.UTF-8, of C.UTF-8
@@ -223,14 +214,10 @@ def test_what_a_terminal_lacks_is_shown_as_a_question_mark():
 def test_what_is_typed_and_is_no_text_is_replaced(typed, errors):
     """Half a character that was erased, GBK, half a surrogate: a chat ended in a traceback, at once
     or in its tokenizer."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from support.settings import Parser; Parser(); print(input())"],
-        env={**os.environ, "PYTHONIOENCODING": f"utf-8:{errors}"},
-        cwd=ROOT,
-        input=typed,
-        capture_output=True,
-    )
-    assert done.stdout.decode().strip() == typed.decode(errors="replace"), done.stderr
+    said = "from support.settings import Parser; Parser(); print(input())"
+    env = {"PYTHONIOENCODING": f"utf-8:{errors}"}
+    _, out, err = run("-c", said, env=env, input=typed, text=False)
+    assert out.decode().strip() == typed.decode(errors="replace"), err
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,12 @@ from support.loading import load_model
 import asyncio
 import importlib.metadata
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from players import make_simulator
-from several_ranks import ROOT
+from several_ranks import ROOT, run
 
 CONVERTER = ROOT / "recipes" / "convert_smollm2.py"
 NAMES = {  # of some weights whose numbers a GGUF holds in the order of transformers
@@ -51,12 +49,10 @@ def test_the_converted_model_has_the_wheels_tensors(smollm2_dir):
 def test_a_model_that_is_there_is_used_and_a_place_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "file").write_text("mine")
-    run = dict(capture_output=True, text=True, cwd=ROOT)
-    done = subprocess.run([sys.executable, CONVERTER, tmp_path / "there"], **run)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    assert run(CONVERTER, tmp_path / "there") == (0, "", "")
     assert not list((tmp_path / "there").iterdir())
-    done = subprocess.run([sys.executable, CONVERTER, tmp_path / "file" / "model"], **run)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    code, _, err = run(CONVERTER, tmp_path / "file" / "model")
+    assert code == 2 and err.count("\n") == 1
 
 
 @pytest.mark.slow

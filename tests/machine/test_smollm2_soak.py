@@ -6,16 +6,14 @@ program get on with a real tokenizer, a real template and 135 million weights, i
 """
 
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import rlver
-from runs import cut_at, go_on, metrics, output_of
-from several_ranks import ROOT
+from runs import cut_at, go_on, metrics, output_of, words
+from several_ranks import ROOT, run
 
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("smollm2_dir", "no_pictures")]
 
@@ -30,7 +28,7 @@ IDS = torch.arange(3, 60)[None]
 
 
 def flags_of(out, taught, *more):
-    return [str(word) for word in (*FLAGS, "--reader", f"local:{taught}", "--out", out, *more)]
+    return words(*FLAGS, "--reader", f"local:{taught}", "--out", out, *more)
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +43,9 @@ def trained(tmp_path_factory, taught):
 
 def tool(module, *flags, text=""):
     """What a tool prints that reads `text` from its standard input, which is no terminal."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, *map(str, flags)],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+    code, out, err = run("-m", module, *flags, input=text)
+    assert code == 0 and "Traceback" not in err, err
+    return out
 
 
 # ----------------------------------------------------------------------------------------- training

@@ -19,7 +19,7 @@ PROGRAMS = [*ROOT.glob("*.py"), *TOOLS]
 
 def imported(path):
     """The modules that a source imports at its top, in order, by their first names."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in ast.parse(path.read_text("utf-8")).body:
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -40,7 +40,7 @@ def test_support_is_imported_before_torch():
 def test_an_old_python_can_read_as_far_as_the_message():
     """It compiles the whole of a script before it runs the first line."""
     for path in [*PROGRAMS, ROOT / "support" / "__init__.py"]:
-        ast.parse(path.read_text(encoding="utf-8"), path, feature_version=(3, 8))
+        ast.parse(path.read_text("utf-8"), path, feature_version=(3, 8))
 
 
 @pytest.mark.parametrize("given", [None, "7"])

@@ -11,14 +11,14 @@ from write_tour import NOTEBOOK, SCRIPT, notebook_of
 
 
 def test_the_notebook_is_up_to_date_and_has_no_outputs():
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    script = SCRIPT.read_text(encoding="utf-8")
+    notebook = json.loads(NOTEBOOK.read_text("utf-8"))
+    script = SCRIPT.read_text("utf-8")
     assert notebook == notebook_of(script), "run python course/write_tour.py"
     assert all(not cell.get("outputs") for cell in notebook["cells"])
 
 
 def test_files_and_functions_that_the_texts_name_exist():
-    names = re.findall(r"`([\w/]+\.(?:py|md))`", SCRIPT.read_text(encoding="utf-8"))
+    names = re.findall(r"`([\w/]+\.(?:py|md))`", SCRIPT.read_text("utf-8"))
     assert len(names) > 5
     for name in names:
         assert (ROOT / name).is_file(), name

@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 
-import evaluate
 import policy_and_users
 import rlver
 from agents import gossip, sampled
@@ -31,6 +30,7 @@ from models import PROBE
 from policy import Policy, pack
 from ppo import logp_gap
 from reader import Reader, known_replies
+from result_files import measure
 from runs import metrics, words
 from simulator import REPLY_SCHEMA, Simulator
 from teach import YES_NO, questions_of
@@ -191,7 +191,7 @@ def test_it_samples_in_the_benchmark(tied_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(policy_and_users, "usual_engine", lambda is_toy: "vllm")
     out = tmp_path / "results.jsonl"
     flags = "--limit 3 --max-turns 2 --max-tokens 8".split()
-    assert evaluate.main(["--policy", str(tied_dir), *flags, "--out", str(out)]) == 0
+    assert measure("--policy", tied_dir, *flags, "--out", out) == 0
     assert len(out.read_text().splitlines()) == 3
 
 
@@ -205,7 +205,7 @@ def test_a_sync_without_the_tied_output_layer_is_stopped(tied_dir, tmp_path, mon
         "load_weights",
         lambda self, named: load(self, [(n, w) for n, w in named if n != "lm_head.weight"]),
     )
-    assert rlver.main(["--model", str(tied_dir), *SMALL, "--out", str(tmp_path / "out")]) == 1
+    assert rlver.main(words("--model", tied_dir, *SMALL, "--out", tmp_path / "out")) == 1
     assert "engine and trainer disagree" in capfd.readouterr().err
     assert not (tmp_path / "out" / "metrics.jsonl").exists()  # the first step was not finished
 
