@@ -63,4 +63,4 @@ def tagged(prompt, tag):
     """What stands between <tag> and </tag> in a rendered prompt. The tag must be there once, or a
     text has closed it."""
     assert prompt.count(f"<{tag}>") == prompt.count(f"</{tag}>") == 1
-    return re.search(rf"<{tag}>\s*(.*?)\s*</{tag}>", prompt, re.S).group(1)
+    return re.search(rf"<{tag}>\s*(.*?)\s*</{tag}>", prompt, re.S)[1]

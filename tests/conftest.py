@@ -249,6 +249,12 @@ def tiny_gqa_model(tiny_tokenizer):
     return make_tiny_model(tiny_tokenizer, num_attention_heads=4, tie_word_embeddings=True)
 
 
+@pytest.fixture(params=["tiny_model", "tiny_gqa_model"])
+def model(request):
+    """Each of the two models in turn."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture(scope="session")
 def tiny_dir(tiny_model, tiny_tokenizer, tmp_path_factory):
     """The tiny model and its tokenizer in a directory, as `load_model` wants them."""

@@ -2,9 +2,9 @@
 stands in backticks there."""
 
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from conftest import ROOT
+
 # {path from the root: text}
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text("utf-8")

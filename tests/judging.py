@@ -9,9 +9,11 @@ import json
 import random
 
 import players
+import result_files
 from answering import coded, feeling
 from emotion import NEEDS
 from people import toy_profiles
+from result_files import our_line, sage_line
 from tools.dialogues import load_dialogues
 from toy import world
 from toy.judge import ScriptedJudge, fill_in
@@ -86,64 +88,29 @@ def at(model, *more):
 
 
 def write(path, rows):
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
-    return str(path)
+    return str(result_files.write(path, *rows))
 
 
-def toy_result(number, acts, rng, start=40):
+def toy_result(number, acts, rng):
     """A result file's line: the toy's own user, and replies of the kinds `acts`."""
     profile = toy_profiles("heldout", 64)[number]
     scene = world.read_scene(profile.scene, profile.task)
-    history, emotion = [{"role": "user", "content": scene.story, "emotion-point": start}], start
-    for k, act in enumerate(acts):
-        reply = world.random_sentence(act, scene.person, scene.feeling, rng)
-        change = 8 if act == scene.need else -6
-        emotion = min(100, max(0, emotion + change))
-        analysis = {
-            "content": "c",
-            "target_completion": "t",
-            "activity": "I think.",
-            "analysis": f"I am {'lifted' if change > 0 else 'let down'} by this.",
-            "code": "kqvt",
-            "change": change,
-        }
-        history.append(
-            {
-                "role": "assistant",
-                "content": reply,
-                "rlver": {
-                    "thought": "secret",
-                    "change": change,
-                    "emotion": emotion,
-                    "analysis": json.dumps(analysis),
-                },
-            }
-        )
-        if k < len(acts) - 1:
-            history.append(
-                {
-                    "role": "user",
-                    "content": f"Go on. {scene.cues[k % 3]}",
-                    "thinking": "hm",
-                    "emotion-point": emotion,
-                }
-            )
-    return {
-        "id": profile.id,
-        "emo_point": emotion,
-        "player": profile.player,
-        "scene": profile.scene,
-        "character": profile.main_cha,
-        "task": profile.task,
-        "history": history,
-        "rlver": {
-            "policy": "p",
-            "simulator": "toy",
-            "start": start,
-            "difficulty": "vanilla",
-            "ended": "turn_limit",
-        },
-    }
+    changes, emotions = [8 if act == scene.need else -6 for act in acts], [40]
+    for change in changes:
+        emotions.append(min(100, max(0, emotions[-1] + change)))
+    row = our_line(number, emotions[1:], profile.task, profile.main_cha, difficulty="vanilla")
+    row |= {"id": profile.id, "player": profile.player, "scene": profile.scene}
+    first, *history = row["history"]
+    first["content"] = scene.story
+    for k, (act, change) in enumerate(zip(acts, changes)):
+        reply, *line = history[2 * k : 2 * k + 2]
+        reply["content"] = world.random_sentence(act, scene.person, scene.feeling, rng)
+        felt = f"I am {'lifted' if change > 0 else 'let down'} by this."
+        analysis = feeling(change, activity="I think.", analysis=felt)
+        reply["rlver"] |= {"thought": "secret", "change": change, "analysis": analysis}
+        for message in line:
+            message["content"] = f"Go on. {scene.cues[k % 3]}"
+    return row
 
 
 def good_file(tmp_path):
@@ -151,7 +118,7 @@ def good_file(tmp_path):
     rng = random.Random(1)
     return write(
         tmp_path / "good.jsonl",
-        [toy_result(i, [list(NEEDS)[i % 8]] * 8, rng) for i in range(8)],
+        [toy_result(i, [need] * 8, rng) for i, need in enumerate(NEEDS)],
     )
 
 
@@ -163,39 +130,17 @@ def bad_file(tmp_path):
     )
 
 
-def sage(tmp_path, count=2, emotions=(45, 40, 55), folder=""):
+def sage(tmp_path, count=2, emotions=(45, 40, 55)):
     """A file as SAGE released them: emotions stand at the user's lines, a thought in a reply."""
     rows = []
     for number in range(count):
-        history = [{"role": "user", "content": "我很难过。", "emotion-point": 40}]
-        for k, emotion in enumerate(emotions):
-            history += [
-                {"role": "assistant", "content": f"<think>secret</think>我在听{number}{k}。"},
-                {
-                    "role": "user",
-                    "content": "嗯。",
-                    "thinking": "想被听见",
-                    "emotion-point": emotion,
-                    "planning": {
-                        "activity": "心里一暖",
-                        "analyse": "被理解",
-                        "content": "c",
-                        "TargetCompletion": "t",
-                        "change": 99,
-                    },
-                },
-            ]
-        history.append({"role": "assistant", "content": "再说说。"})
-        rows.append(
-            {
-                "id": f"s{number}",
-                "emo_point": emotions[-1],
-                "player": "p",
-                "scene": "s",
-                "character": "被动型",
-                "task": "你希望对方用心倾听你的情绪宣泄",
-                "history": history,
-            }
-        )
-    (tmp_path / folder).mkdir(exist_ok=True)
-    return write(tmp_path / folder / "sage.jsonl", rows)
+        row = sage_line(number, emotions, "你希望对方用心倾听你的情绪宣泄")
+        first, *history = row["history"]
+        first["content"] = "我很难过。"
+        for k, (reply, line) in enumerate(zip(history[::2], history[1::2])):
+            reply["content"] = f"<think>secret</think>我在听{number}{k}。"
+            line |= {"content": "嗯。", "thinking": "想被听见"}
+            line["planning"] |= {"activity": "心里一暖", "change": 99}
+        row["history"].append({"role": "assistant", "content": "再说说。"})
+        rows.append(row)
+    return write(tmp_path / "sage.jsonl", rows)

@@ -6,11 +6,11 @@ import shutil
 import subprocess
 import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent
+from conftest import ROOT
+
 SMALL = (
     "--steps 3 --batch-size 8 --group-size 4 --minibatches 2 --max-turns 3 --max-tokens 6 "
     "--lr 2e-3 --warmup 2 --eval-size 4 --save-every 1 --tokens-per-gpu 300"

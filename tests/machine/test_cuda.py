@@ -21,7 +21,7 @@ from lora import AdapterView, SharedBase
 from models import load_optimizer_state, make_masters
 from policy import Critic, Policy, pack, recompute_activations, split_batch
 from ppo import ppo_update
-from runs import words
+from runs import go_on, rows, words
 from several_ranks import SMALL, alone, make_episodes
 from tabular import cfg_of, models_of
 from vllm_engine import VllmEngine
@@ -152,8 +152,8 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     first = ["--model", tiny_dir, *SMALL, *flags.split(), "--steps", 1, "--out", out]
     with elsewhere():
         assert rlver.main(words(*first)) == 0
-        assert rlver.main(["--resume", str(out), "--steps", "2"]) == 0
-    assert len((out / "metrics.jsonl").read_text().splitlines()) == 2
+        assert go_on(out, "--steps", 2) == 0
+    assert len(rows(out / "metrics.jsonl")) == 2
     load_model(out / "checkpoint-000002")
 
 
@@ -192,11 +192,11 @@ def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
     out = tmp_path / "run"
     for more in (
         ["--model", tiny_dir, *SMALL, *flags.split(), "--steps", 2, "--out", out],
-        ["--resume", str(out), "--steps", "3"],
+        ["--resume", out, "--steps", 3],
     ):
         code, _, err = alone(*more)
         assert code == 0, err
-    assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
+    assert len(rows(out / "metrics.jsonl")) == 3
 
 
 @gpu

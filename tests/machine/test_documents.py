@@ -123,7 +123,7 @@ def test_the_glossary_has_every_key(name, whole):
     text = (whole("ppo") / name).read_text("utf-8")
     row = json.loads(text if name == "summary.json" else text.split("\n")[0])
     page = PAGES["docs/troubleshooting.md"]
-    section = re.search(rf"^## `{re.escape(name)}`$(.*?)(?=^## |\Z)", page, re.S | re.M).group(1)
+    section = re.search(rf"^## `{re.escape(name)}`$(.*?)(?=^## |\Z)", page, re.S | re.M)[1]
     assert re.search(r"^\| key ", section, re.M)
     explained = re.findall(r"^\|(.*?)\|", section, re.M)  # the first column
     assert set(quoted(" ".join(explained))) == keys_of(row)

@@ -91,8 +91,8 @@ def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path, capsys):
     assert ids == wanted
     assert measure(*flags, "--limit", 1, "--json", tmp_path / "j.json") == 0
     assert told_in(tmp_path)["n"] == 1 and len(rows(path)) == 12
-    assert measure(*flags, "--seed", 1) == 2
-    assert "holds other results (seed 0 there, 1 here)" in capsys.readouterr().err
+    told = refuse(capsys, *flags, "--seed", 1, main=evaluate.main)
+    assert "holds other results (seed 0 there, 1 here)" in told
 
 
 # -------------------------------------------------------------------------------------- the policy

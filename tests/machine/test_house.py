@@ -3,12 +3,10 @@ here, and none is run."""
 
 import ast
 import graphlib
-import subprocess
-import sys
 
 import pytest
 
-from conftest import ROOT
+from several_ranks import ROOT, run
 
 # ------------------------------------------------------------------------------------------ imports
 
@@ -82,10 +80,5 @@ def test_ruff_finds_nothing(command):
     """The settings are in pyproject.toml, the version in requirements-dev.txt. Every public function
     and class of the scripts, which are read beside the paper, has a docstring."""
     pytest.importorskip("ruff", reason="ruff is not installed (requirements-dev.txt)")
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", *command.split(), "--no-cache", "."],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, out, err = run("-m", "ruff", *command.split(), "--no-cache", ".")
+    assert code == 0, out + err

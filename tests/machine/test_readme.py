@@ -8,7 +8,6 @@ import inspect
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 import evaluate
 import rlver
 from documents import MODULES, PAGES, README, ROOT, quoted
+from several_ranks import run
 from tools import replay
 
 
@@ -64,7 +64,7 @@ def is_toy(flags):
 def test_the_readme_has_its_three_commands_and_ci_runs_them():
     """Install, train, test, a line each. CI installs and tests by these very lines, so that they
     keep working on a bare machine."""
-    block = re.search(r"^```\n(.*?)^```$", README, re.S | re.M).group(1)
+    block = re.search(r"^```\n(.*?)^```$", README, re.S | re.M)[1]
     install, train, test = block.splitlines()
     assert (train, test) == ("python rlver.py --algo grpo --think", "python -m pytest -q")
     patterns = re.findall(r"grep -m1 '(.*?)' README.md", (ROOT / ".ci" / "run").read_text())
@@ -74,7 +74,7 @@ def test_the_readme_has_its_three_commands_and_ci_runs_them():
 
 def test_the_loop_is_that_of_the_code():
     """README shows `train` whole; and it is short enough to be shown."""
-    shown = re.search(r"^```python\n(.*?)^```$", README, re.S | re.M).group(1)
+    shown = re.search(r"^```python\n(.*?)^```$", README, re.S | re.M)[1]
     assert shown == inspect.getsource(rlver.train)
     assert len(shown.splitlines()) <= 100
 
@@ -179,7 +179,5 @@ def test_each_script_answers_help(script, monkeypatch, capsys):
 @pytest.mark.slow
 def test_each_script_can_be_run_alone(script):
     """`python ppo.py` prints the smallest example of what the file is about."""
-    done = subprocess.run(
-        [sys.executable, *script.split()], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0 and done.stdout and not done.stderr
+    code, out, err = run(*script.split(), timeout=120)
+    assert code == 0 and out and not err

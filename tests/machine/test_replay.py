@@ -100,14 +100,14 @@ def lifts_of(*argv):
     return {name: (numbers[0], numbers[-1]) for name, numbers in result["replies"].items()}
 
 
-def test_the_same_replies_to_two_users(good, tmp_path):
+def test_the_same_replies_to_two_users(good, bad):
     """What is said is in the file, what they feel is their own: these accept no sentence a second
     time, though it was recorded as a lift. And nobody accepts cheer."""
     both = "--difficulty", "vanilla", "challenging"
     lifts = lifts_of(good, *both)
     assert lifts["as recorded"] == (100, 64)
     assert 90 < lifts["challenging"][0] <= lifts["vanilla"][0] < 100
-    assert [*lifts_of(judging.bad_file(tmp_path), *both).values()] == [(0, 48)] * 3
+    assert [*lifts_of(bad, *both).values()] == [(0, 48)] * 3
 
 
 def test_a_user_hears_each_reply_in_the_recorded_emotion(good):

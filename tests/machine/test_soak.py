@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runs import rows
+from conftest import ROOT
+from runs import rows, summary
 from server import start, toy_people
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 KILLS = int(os.environ.get("RLVER_KILLS", 3))
 STEPS = 6 * KILLS
 RUN = (
@@ -121,4 +121,4 @@ def run_over_server(out, *server_flags):
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     finally:
         process.kill()
-    return rows(out / "metrics.jsonl"), json.loads((out / "summary.json").read_text())["after"]
+    return rows(out / "metrics.jsonl"), summary(out)["after"]

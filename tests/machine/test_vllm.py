@@ -3,6 +3,7 @@
 
 from support.answers import PROMPTS, code_of, fill, read_answer
 from support.chat_format import ChatFormat
+from support.files import write_json
 from support.loading import load_model, stop_ids
 from support.ranks import iter_full_weights
 from support.servers import ServerModel
@@ -10,7 +11,6 @@ from support.settings import vllm_is_there
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -31,7 +31,7 @@ from policy import Policy, pack
 from ppo import logp_gap
 from reader import Reader, known_replies
 from result_files import measure
-from runs import metrics, words
+from runs import metrics, rows, words
 from simulator import REPLY_SCHEMA, Simulator
 from teach import YES_NO, questions_of
 from tools import fitness
@@ -58,7 +58,7 @@ def tied_dir(tiny_tokenizer, tmp_path_factory):
     ).save_pretrained(path)
     tiny_tokenizer.save_pretrained(path)
     ends = tiny_tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    write_json(path / "generation_config.json", {"eos_token_id": ends})
     return path
 
 
@@ -192,7 +192,7 @@ def test_it_samples_in_the_benchmark(tied_dir, tmp_path, monkeypatch):
     out = tmp_path / "results.jsonl"
     flags = "--limit 3 --max-turns 2 --max-tokens 8".split()
     assert measure("--policy", tied_dir, *flags, "--out", out) == 0
-    assert len(out.read_text().splitlines()) == 3
+    assert len(rows(out)) == 3
 
 
 def test_a_sync_without_the_tied_output_layer_is_stopped(tied_dir, tmp_path, monkeypatch, capfd):

@@ -1,7 +1,6 @@
 """Is the model still able? Logs of lm-eval and lighteval, paired by problem: McNemar by hand, sign
 flips by brute force, and what the paper's own twelve differences are worth."""
 
-import json
 import sys
 from itertools import product
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 from conftest import ROOT
+from result_files import write
 from tools import ability
 from tools.ability import compare_ability, compare_scores, read_samples
 
@@ -44,12 +44,9 @@ def log(place, scores, when="2026-01-01T00-00-00.1"):
     """A per-sample log as lm-eval 0.4.13 writes it: {problem: score}."""
     path = place / "model" / f"samples_ifeval_{when}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = []
-    for problem, score in scores.items():
-        row = {"filter": "none", "metrics": ["strict", "by_instruction"], "doc_hash": problem}
-        lines.append(json.dumps({**row, "strict": score, "by_instruction": [True]}) + "\n")
-    path.write_text("".join(lines))
-    return path
+    metrics = {"filter": "none", "metrics": ["strict", "by_instruction"], "by_instruction": [True]}
+    rows = [{**metrics, "doc_hash": problem, "strict": scores[problem]} for problem in scores]
+    return write(path, *rows)
 
 
 def test_logs_are_paired_by_problem_and_not_by_line(tmp_path, capsys):

@@ -28,7 +28,7 @@ def thinking(text):
 
 def told(prompt):
     """What was said so far, as the model sees it."""
-    return json.loads(re.search(r"<dialogue>\n(.*)\n</dialogue>", prompt, re.S).group(1))
+    return json.loads(re.search(r"<dialogue>\n(.*)\n</dialogue>", prompt, re.S)[1])
 
 
 class Model:
@@ -239,7 +239,7 @@ def test_every_dialogue_keeps_its_own_user_while_others_end(people, group_size):
     assert dropped == 0 and len({len(e.turns) for e in episodes}) >= 4
     for prompt in model.prompts:
         spoken = told(prompt)
-        k = int(re.search(r"person-(\d+)", prompt).group(1))
+        k = int(re.search(r"person-(\d+)", prompt)[1])
         assert set(re.findall(r"person-(\d+)", prompt)) == {str(k)}
         agent = {int(i) for i in re.findall(r"agent-(\d+)", prompt)}
         assert len(agent) == (len(spoken) > 1) and all(i // group_size == k for i in agent)
@@ -260,9 +260,11 @@ def test_a_group_shares_one_first_line_and_no_call_is_wasted():
     away. A group has one first line, asked for once; a dialogue of T turns asks T times how it
     feels and, but for a last turn, T times what to say."""
     episodes, _, agents, model = crowd(3, 4, uneven)
-    assert Counter(
-        re.search(r"person-(\d+)", p).group(1) for p in model.prompts if not told(p)
-    ) == {"0": 1, "1": 1, "2": 1}
+    assert Counter(re.search(r"person-(\d+)", p)[1] for p in model.prompts if not told(p)) == {
+        "0": 1,
+        "1": 1,
+        "2": 1,
+    }
     for i, e in enumerate(episodes):
         assert e.first_line == agents[i].heard[0] == f"person-{e.group} speaks, having heard <>"
     assert {e.ended for e in episodes} == {"goodbye", "turn_limit"}

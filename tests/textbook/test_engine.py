@@ -23,11 +23,6 @@ from engine import TorchEngine
 from rollout import Agent
 
 
-@pytest.fixture(params=["tiny_model", "tiny_gqa_model"])
-def model(request):
-    return request.getfixturevalue(request.param)
-
-
 @pytest.mark.slow
 def test_draws_do_not_depend_on_the_company_nor_on_the_slots(chat, tiny_model):
     """A dialogue has its own luck, so a step can be replayed, resumed and dealt to other ranks. In

@@ -21,11 +21,6 @@ from engine import TorchEngine
 from policy import Policy, pack, token_scores
 
 
-@pytest.fixture(params=["tiny_model", "tiny_gqa_model"])
-def model(request):
-    return request.getfixturevalue(request.param)
-
-
 def test_token_scores_are_a_distribution_of_its_temperature():
     """A forgotten temperature. 1/2 1/4 1/4 is, at temperature 2, sqrt 2 : 1 : 1, and next to
     certain at 0.01; its entropy is 1.5 log 2, and at temperature 2 1.0844. In fp32, whatever the

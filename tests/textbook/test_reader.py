@@ -3,7 +3,7 @@ each, and from log-odds to a change."""
 
 from support.calls import CallLog
 from support.errors import BadModel, SimulatorFailed, UnreadableAnswers
-from support.files import digest
+from support.files import digest, read_json
 from support.results import analysis_in
 
 import asyncio
@@ -22,7 +22,7 @@ import rlver
 from local import LocalReader
 from players import make_simulator
 from reader import LIKELIEST, Reader, ReadSimulator, ReadUser, known_replies, log_odds
-from runs import SMALL, rows
+from runs import SMALL, go_on, refuse, rows, words
 from server import Loopback, completion, failure
 from simulator import EMOTION_SCHEMA
 from teach import YES_NO, questions_of
@@ -187,18 +187,25 @@ def test_a_word_of_two_tokens_is_refused_at_load(tiny_dir):
 # ----------------------------------------------------------------------------------- behind a server
 
 
+def body_of(pairs):
+    """The body of an answer with these log-probs, [(token, log-prob)], or None, as vLLM gives it
+    for one token: an empty text, ended by the limit."""
+    told = [{"token": text, "logprob": value} for text, value in pairs or ()]
+    body = completion("", "length")
+    body["choices"][0]["logprobs"] = pairs and {"content": [{"top_logprobs": told}]}
+    return body
+
+
 def telling(source, **changes):
-    """A server's function of a request: it tells the log-probs of `source`, as vLLM does for one
-    token: an empty text, ended by the limit. changes: of its answer."""
+    """A server's function of a request: it tells the log-probs of `source`. changes: of its
+    answer."""
 
     def reply(request):
         assert (request["max_tokens"], request["temperature"], request["top_p"]) == (1, 1.0, 1)
         assert request["logprobs"] is True and request["top_logprobs"] == LIKELIEST
         prompts = [request["messages"][0]["content"]]
         [likeliest] = source.forward(prompts, LIKELIEST)
-        told = [{"token": text, "logprob": value} for text, value in likeliest]
-        body = completion("", "length")
-        body["choices"][0]["logprobs"] = {"content": [{"top_logprobs": told}]}
+        body = body_of(likeliest)
         body["choices"][0] |= changes
         return 200, {}, body
 
@@ -224,20 +231,17 @@ def test_a_server_without_log_probs_is_refused_before_a_run(logprobs, taught, tm
     source = LocalReader(taught, YES_NO)
     with Loopback(reply=telling(source, logprobs=logprobs)) as server:
         read_by = ["--reader", f"openai:taught@{server.url}"]
-        assert rlver.main([*SMALL, *read_by, "--out", str(tmp_path / "run")]) == 2
+        assert rlver.main(words(*SMALL, *read_by, "--out", tmp_path / "run")) == 2
     assert "returns no log-probs" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 def listing(pairs_of):
-    """A server that lists `pairs_of(request)`: [(token, log-prob)], or None for no log-probs."""
+    """A server that lists `pairs_of(request)`, see `body_of`; it refuses where that is []."""
 
     def reply(request):
         pairs = pairs_of(request)
-        told = [{"token": text, "logprob": value} for text, value in pairs or ()]
-        body = completion("", "length")
-        body["choices"][0]["logprobs"] = pairs and {"content": [{"top_logprobs": told}]}
-        return (200, {}, body) if pairs != [] else failure(400, "top_logprobs: 5 at most")
+        return (200, {}, body_of(pairs)) if pairs != [] else failure(400, "top_logprobs: 5 at most")
 
     return Loopback(reply=reply)
 
@@ -323,7 +327,7 @@ def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):
     assert all(json.loads(turn["analysis"])["change"] == turn["change"] for turn in turns)
     calls = rows(out / "calls.jsonl")
     assert len({row["key"] for row in calls}) == len(calls)
-    assert rlver.main(["--resume", str(out), "--steps", "5"]) == 0
+    assert go_on(out, "--steps", 5) == 0
     more = rows(out / "calls.jsonl")[len(calls) :]
     assert not {row["key"] for row in more} & {row["key"] for row in calls}
     assert replay.main(["same-user", str(out / "dialogues.jsonl")]) == 0
@@ -333,20 +337,20 @@ def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):
     # the benchmark hears with the run's reader; there are no thoughts for a judge
     measured = tmp_path / "after.jsonl"
     flags = "--limit 2 --max-turns 2 --out".split()
-    assert evaluate.main(["--policy", str(out), *flags, str(measured)]) == 0
+    assert evaluate.main(words("--policy", out, *flags, measured)) == 0
     told = [
         message for row in rows(measured) for message in row["history"] if "planning" in message
     ]
     assert told and all("My friend" in message["planning"]["analyse"] for message in told)
-    assert judge.main(["blri", str(out / "dialogues.jsonl"), "--judge", "scripted"]) == 2
-    assert "were read, not written" in capfd.readouterr().err
+    flags = "blri", out / "dialogues.jsonl", "--judge", "scripted"
+    assert "were read, not written" in refuse(capfd, *flags, main=judge.main)
 
 
 def test_the_tool_that_measures_models_measures_a_reader(taught, tmp_path, monkeypatch, capsys):
     """It hears and says nothing, so there are no lines; the same question gets the same change."""
     monkeypatch.chdir(tmp_path)
     fitness.main(["--reader", f"local:{taught}", "--replies", "10", "--json", "out.json"])
-    found = json.loads((tmp_path / "out.json").read_text())
+    found = read_json("out.json")
     table = found["table"]
     assert table["answers read at the first try"][0] == 1
     assert table["the same change again"] == [1.0, None, None, 10]
@@ -358,9 +362,7 @@ def test_the_tool_that_measures_models_measures_a_reader(taught, tmp_path, monke
     kind = [gain for (behind, _), gain in gains.items() if behind == "a kind reply"]
     name = "gain by words to the reader, behind a kind reply"
     assert table[name] == [pytest.approx(np.mean(kind)), None, None, 10]
-    capsys.readouterr()
-    assert fitness.main([]) == 2
-    assert "--simulator or --reader" in capsys.readouterr().err
+    assert "--simulator or --reader" in refuse(capsys, main=fitness.main)
 
 
 def test_words_to_the_reader_gain_what_neutral_words_do_not():

@@ -8,11 +8,11 @@ scaffold learns, and is wrong wherever its own template is used.
 
 from support.chat_format import ChatFormat
 from support.errors import BadModel, naming
+from support.files import write_json
 from support.loading import load_model, stop_ids
 
 import asyncio
 import copy
-import json
 from unittest.mock import AsyncMock
 
 import pytest
@@ -73,7 +73,7 @@ def test_any_of_the_models_stop_ids_ends_a_reply(think, tmp_path, tiny_tokenizer
     im, eot = (tiny_tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>"))
     make_tiny_model(tiny_tokenizer).save_pretrained(tmp_path)
     tiny_tokenizer.save_pretrained(tmp_path)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [im, eot]}))
+    write_json(tmp_path / "generation_config.json", {"eos_token_id": [im, eot]})
     model, tokenizer = load_model(tmp_path)
     chat = ChatFormat(tokenizer, "Be warm.", think, stop_ids=stop_ids(tmp_path))
     said = chat.text("<think>hm</think>" * think + "I am here.")
@@ -200,7 +200,7 @@ def test_the_stop_token_is_one_at_which_the_model_stops(tmp_path):
     for part in (make_tiny_model(tokenizer), tokenizer):
         part.save_pretrained(tmp_path)
     for said, found in ((None, []), ([end, user], [end, user]), (end, [end])):
-        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": said}))
+        write_json(tmp_path / "generation_config.json", {"eos_token_id": said})
         assert stop_ids(tmp_path) == found
     with pytest.raises(BadModel, match=r"ends a reply with '<\|user\|>'.*'<\|endoftext\|>'"):
         load_local(tmp_path, 0.0)

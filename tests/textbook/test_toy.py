@@ -66,7 +66,7 @@ def words_of(row):
     """Person, feeling, event, name, details, and the wording of the need."""
     scene = read_scene(row["scene"], row["task"])
     event = re.sub(r"^My \w+ | I feel .*", "", scene.story)
-    name = re.search("Name: (.*)", row["player"]).group(1)
+    name = re.search("Name: (.*)", row["player"])[1]
     return {scene.person, scene.feeling, event, name, *scene.details, *scene.cues}
 
 
