@@ -52,6 +52,13 @@ from tools import replay
 
 pytestmark = pytest.mark.usefixtures("moods")
 
+
+@pytest.fixture
+def out(half, tmp_path):
+    """The directory of a run of two steps, to go on with."""
+    return shutil.copytree(half, tmp_path / "out")
+
+
 # ---------------------------------------------------------------------------------- what a run leaves
 
 
@@ -302,13 +309,11 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_what_changes_no_result_may_change_when_a_run_goes_on(
-    whole, half, tmp_path, monkeypatch, capfd
-):
+def test_what_changes_no_result_may_change_when_a_run_goes_on(whole, out, monkeypatch, capfd):
     """A run that ran out of memory must be able to go on. The new values are in force and are
     remembered, also when step 3 is interrupted: the command that is printed must lead to step 4.
     What is learned is the same to rounding."""
-    out, seen = shutil.copytree(half, tmp_path / "out"), []
+    seen = []
 
     def split(*args, max_tokens, **more):
         seen.append(max_tokens)
@@ -328,11 +333,10 @@ def test_what_changes_no_result_may_change_when_a_run_goes_on(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_over_or_still_going_is_left_alone(half, tmp_path, capfd):
+def test_a_run_that_is_over_or_still_going_is_left_alone(out, capfd):
     """A run that was over was evaluated a second time, and its last evaluation cut from the log
     before. One that is still going, or whose ranks outlived a kill, would have two writers undo
     each other's files."""
-    out = shutil.copytree(half, tmp_path / "out")
     before = files(out)
     told = output_of(capfd, 0, rlver.main, "--resume", out)
     assert "is finished" in told and "--steps N, N the total" in told
@@ -359,10 +363,9 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_the_last_checkpoint_whole(half, tmp_path, capfd):
+def test_a_full_disk_leaves_the_last_checkpoint_whole(out, capfd):
     """A file may not grow beyond a limit, as on a full disk: a line of the log fits, the weights do
     not. One line, exit code 1; the last checkpoint is as it was."""
-    out = shutil.copytree(half, tmp_path / "out")
     before = files(out / "checkpoint-000002")
     size = max(path.stat().st_size for path in (out / "checkpoint-000002").iterdir())
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -431,11 +434,10 @@ def test_the_users_template_may_write_the_date_too(dated, taught):
         assert found[0] == found[1] != found[2]
 
 
-def test_copies_of_checkpoints_are_nobodys_business(half, tmp_path, capfd):
+def test_copies_of_checkpoints_are_nobodys_business(out, capfd):
     """A copy under another name was removed without a word, as an old checkpoint; or was taken for
     the newest, and later steps were cut off. Now the run goes on from its own, and of what it finds
     in its directory it removes only those that it wrote."""
-    out = shutil.copytree(half, tmp_path / "out")
     for name in ("checkpoint-000002-best", "checkpoint-best", "checkpoint-2", "checkpoint-000001"):
         shutil.copytree(out / "checkpoint-000002", out / name)
     (out / "checkpoint-000001" / "state.json").write_text('{"step": 1}')  # of another run
@@ -450,12 +452,9 @@ def test_copies_of_checkpoints_are_nobodys_business(half, tmp_path, capfd):
     assert sorted(path.name[11:] for path in out.glob("checkpoint-*")) == numbers
 
 
-def test_an_old_checkpoint_that_cannot_be_removed_is_one_warning(
-    half, tmp_path, capfd, monkeypatch
-):
+def test_an_old_checkpoint_that_cannot_be_removed_is_one_warning(out, capfd, monkeypatch):
     """On NFS, while somebody reads a file of it. It ended the run, and each resume after one
     interval again."""
-    out = shutil.copytree(half, tmp_path / "out")
     remove = os.rmdir
 
     def refuse_to(path, **more):
@@ -485,17 +484,15 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_one_warning(
         (lambda path: cut_in_two(path.parent / "start.pt"), "start.pt: cannot be read"),
     ],
 )
-def test_a_checkpoint_that_was_copied_in_part_is_one_line(harm, told, half, tmp_path, capfd):
+def test_a_checkpoint_that_was_copied_in_part_is_one_line(harm, told, out, capfd):
     """Which names the file, before a dialogue is held; nothing is changed."""
-    out = shutil.copytree(half, tmp_path / "out")
     harm(out / "checkpoint-000002")
     before = files(out)
     assert told in refuse(capfd, "--resume", out, "--steps", 4)
     assert files(out) == before
 
 
-def test_a_state_that_is_missing_shows_before_a_server_is_asked(half, tmp_path):
-    out = shutil.copytree(half, tmp_path / "out")
+def test_a_state_that_is_missing_shows_before_a_server_is_asked(out):
     (out / "checkpoint-000002" / "state.json").unlink()
     run = rundir.RunDir(out, resolve_settings({}))
     with pytest.raises(BadInput, match="state.json: missing"):
@@ -508,16 +505,15 @@ def cut_in_two(path):
     path.write_bytes(data[: len(data) // 2])
 
 
-def test_a_part_of_a_checkpoint_is_not_measured(half, tmp_path, capfd):
+def test_a_part_of_a_checkpoint_is_not_measured(out, tmp_path, capfd):
     """Without its settings a policy that thinks would be measured as one that does not; and only of
     step 0, which is removed as the run goes on, the weights are those of the run's own model."""
-    place = shutil.copytree(half / "checkpoint-000002", tmp_path / "copy")
+    place = shutil.copytree(out / "checkpoint-000002", tmp_path / "copy")
     (place / "trainer.pt").unlink()  # which nobody needs who wants to measure it
     assert find_weights(str(place), None).run["max_tokens"] == 6
     (place / "rlver.json").unlink()
     told = refuse(capfd, "--policy", place, "--limit", 1, main=evaluate.main)
     assert f"{place}/rlver.json: missing" in told
-    out = shutil.copytree(half, tmp_path / "out")
     (out / "checkpoint-000002" / "state.json").unlink()
     assert "checkpoint-000002/state" in refuse(capfd, "--policy", out, main=evaluate.main)
     shutil.rmtree(out / "checkpoint-000000")
