@@ -81,7 +81,7 @@ def test_a_stopped_evaluation_continues(results, tiny_dir, tmp_path, capsys):
     given. The score is of the users that were asked for, though the file holds more; other settings
     are refused."""
     path = tmp_path / "r.jsonl"
-    text = results.read_text("utf-8").splitrows(keepends=True)
+    text = results.read_text("utf-8").splitlines(keepends=True)
     before = "".join(text[:5])
     path.write_text(before + text[5][:40], "utf-8")
     flags = ["--policy", tiny_dir, "--max-tokens", 6, "--limit", 12, "--out", path]
@@ -197,7 +197,7 @@ def test_other_held_out_users_are_refused(trained, tmp_path, capsys):
     people."""
     path = tmp_path / "people.jsonl"
     text = path.read_text()
-    others = [line for line in text.splitrows(keepends=True) if "toy-train-0009" not in line]
+    others = [line for line in text.splitlines(keepends=True) if "toy-train-0009" not in line]
     path.write_text("".join(others))
     resume = ["--resume", str(trained), "--steps", "2"]
     for main, flags in ((rlver.main, resume), (evaluate.main, ["--policy", str(trained)])):
