@@ -69,8 +69,8 @@ class Models:
 
     def __init__(self, cfg, checkpoint, start_file, clock, runner):
         """cfg: Settings. checkpoint: the directory that the run goes on from, or None. start_file:
-        of DistanceFromStart. clock: a Clock, which the engine tells when it samples. runner: an asyncio.Runner, for `probe`.
-        Raises BadModel or BadInput.
+        of DistanceFromStart. clock: a Clock, which the engine tells when it samples. runner: an
+        asyncio.Runner, for `probe`. Raises BadModel or BadInput.
 
         `dtype` is the type in which models compute: bf16 on a GPU, fp32 elsewhere. Optimizers
         change the master weights, which are fp32 everywhere."""
@@ -251,7 +251,7 @@ class Models:
         return per_weight * sum(p.numel() for p in self.policy.model.parameters())
 
 
-# ---------------------------------------------------------------------- what Models.__init__ builds
+# -------------------------------------------------------------- what Models is built of, and gathers
 
 
 def build_full(cfg, model, tensors, source, start):

@@ -14,8 +14,8 @@ Who decides about a setting (the run is the one that made the policy, if there i
     simulator          --simulator         the run                   toy
     lang               --lang              the run                   en
     difficulty         --difficulty        the run                   vanilla
-    reader             --reader            the run, if the           none
-                                           simulator is the run's
+    reader             --reader            the run, without          none
+                                           --simulator
     its template_args  --template-args     the run                   none
     users              --profiles, --world what the run held out     the toy's held-out users
 

@@ -80,7 +80,7 @@ class RunDir:
         return newest
 
     def restore(self, checkpoint, heldout, templates):
-        """Read the state of the `checkpoint`, or make that of a new run (`self.state`); cut off what was logged
+        """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again; write config.json and heldout.json. The directory
         is made on every rank, and locked if it is new. templates: what the chat templates write, as
         a digest. Raises BadInput."""
