@@ -180,7 +180,7 @@ def save(run, models):
     """Write a checkpoint of the last whole step, if there is none of it yet. All ranks gather, the
     first one writes."""
     if run.saved_step < run.state["step"]:
-        run.save(models.gather())
+        run.save(models.gather() if run.state["step"] else models.write_state)
         if run.saved_step > 0:
             draw_report(run)
 

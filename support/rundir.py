@@ -268,6 +268,7 @@ class RunDir:
 
 # The checkpoint of a step is a directory with its number in six digits, whose state.json names that
 # step. A directory with another name, such as a copy, is neither read nor removed.
+FIRST_CHECKPOINT = "checkpoint-000000"  # of step 0: without weights
 CHECKPOINT = "checkpoint-[0-9][0-9][0-9][0-9][0-9][0-9]/"  # "/": a file is no checkpoint
 
 
