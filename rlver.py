@@ -192,7 +192,6 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
 
     Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
     draws depend neither on a resume nor on the number of ranks."""
-    stop_if_asked(run, models)
     cfg = run.cfg
     models.engine.forget()
     if not cfg.toy:
@@ -245,8 +244,8 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
 
 def stop_if_asked(run, models):
     """Has one of the ranks got a signal? Then the last whole step is saved, and all raise Stopped.
-    The ranks agree on it here, before and after dialogues: at any other place some of them might
-    wait in a collective call for one that has left."""
+    The ranks agree on it behind dialogues alone, which a signal has cut short: at any other place
+    some of them might wait in a collective call for one that has left."""
     number = max(ranks.all_gather_list([run.stop.number]))
     if number:
         save(run, models)
