@@ -61,13 +61,27 @@ def text_of(dialogue):
     return "\n".join(lines)
 
 
+def dialogues_by_user(path):
+    """{id of the user: the dialogue} of a file. Raises BadInput if a user has two, as in the log of
+    a longer run: nothing says which of them is a pair's."""
+    dialogues = {}
+    for dialogue in load_dialogues(path):
+        user = dialogue.profile_id
+        if user in dialogues:
+            raise BadInput(
+                f"{path}: two dialogues with user {user}; name files with one of each user"
+            )
+        dialogues[user] = dialogue
+    return dialogues
+
+
 def write_sheet(path, files):
     """Write the sheet `path` (CSV) and its key. A pair is a user whom both files have. Order and
     sides are drawn. Returns the number of pairs. Raises BadInput."""
     key = path.with_name(f"{path.name}.key.json")
     if key.exists():
         raise BadInput(f"--out {path}: its key is there already; choose another name")
-    of_file = [{d.profile_id: d for d in load_dialogues(file)} for file in files]
+    of_file = [dialogues_by_user(file) for file in files]
     users = [user for user in of_file[0] if user in of_file[1]]
     rng = np.random.default_rng(0)
     pairs = {}  # {number in the sheet: {"id", "left": whose dialogue stands on the left}}
