@@ -154,13 +154,13 @@ def read_results(path, parse=parse_line):
             if problem:
                 raise ValueError(problem)
             dialogue = parse(line)
-            name = dialogue["profile_id"]
-            if name in dialogues:
-                raise ValueError(f"id {name!r} stands in an earlier line already")
+            user = dialogue["profile_id"]
+            if user in dialogues:
+                raise ValueError(f"id {user!r} stands in an earlier line already")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             lacks = f"it lacks {error}" if isinstance(error, KeyError) else error
             raise BadInput(f"{path}, line {number}: no result: {lacks}") from None
-        dialogues[name] = dialogue
+        dialogues[user] = dialogue
     if not dialogues:
         raise BadInput(f"{path}: the file holds no result")
     return list(dialogues.values())
@@ -305,6 +305,7 @@ def recorded_dialogues(path, read=read_results):
     for number, logged, problem in read_jsonl(path):
         if problem or not isinstance(logged, dict) or needed - logged.keys():
             raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl")
-        final = round(100 * logged["reward"], 6)
-        dialogues.append({"start": TRAINING.start, "final": final, **logged})
+        dialogues.append(
+            {"start": TRAINING.start, "final": round(100 * logged["reward"], 6), **logged}
+        )
     return dialogues

@@ -124,8 +124,16 @@ def add_judge_flags(parser):
     """The files that a judge is asked about, who it is and how it is asked."""
     add_files(parser)
     add = parser.add_argument
-    text = "openai:MODEL@URL or local:DIR (default: a script, for the toy's files only)"
-    add("--judge", metavar="NAME", help=text)
-    text = "sampling temperature of the judge (default: 0.0)"
-    add("--temperature", type=not_negative, default=0.0, metavar="T", help=text)
+    add(
+        "--judge",
+        metavar="NAME",
+        help="openai:MODEL@URL or local:DIR (default: a script, for the toy's files only)",
+    )
+    add(
+        "--temperature",
+        type=not_negative,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature of the judge (default: 0.0)",
+    )
     add("--lang", choices=["en", "zh"], default="en", help="of the judge's prompts (default: en)")

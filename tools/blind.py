@@ -34,6 +34,7 @@ from tools.dialogues import (
 from tools.stats import interval
 
 QUESTIONS = ("better overall", "understands more", "helps more")
+COLUMNS = ["wins", "from", "to", "pairs", "alpha"]
 READING = "wins: share of the first file, = counts half; alpha: Krippendorff's, nominal"
 
 
@@ -55,24 +56,19 @@ def blind(args):
 
 def text_of(dialogue):
     """What was said, a line for each message."""
-    lines = [
+    return "\n".join(
         f"{message['speaker'].upper()}: {message['text']}" for message in messages_of(dialogue)
-    ]
-    return "\n".join(lines)
+    )
 
 
 def dialogues_by_user(path):
     """{id of the user: the dialogue} of a file. Raises BadInput if a user has two, as in the log of
     a longer run: nothing says which of them is a pair's."""
-    dialogues = {}
-    for dialogue in load_dialogues(path):
-        user = dialogue.profile_id
-        if user in dialogues:
-            raise BadInput(
-                f"{path}: two dialogues with user {user}; name files with one of each user"
-            )
-        dialogues[user] = dialogue
-    return dialogues
+    dialogues = load_dialogues(path)
+    by_user = {dialogue.profile_id: dialogue for dialogue in dialogues}
+    if len(by_user) < len(dialogues):
+        raise BadInput(f"{path}: two dialogues with one user; name files with one for each user")
+    return by_user
 
 
 def write_sheet(path, files):
@@ -85,15 +81,14 @@ def write_sheet(path, files):
     users = [user for user in of_file[0] if user in of_file[1]]
     rng = np.random.default_rng(0)
     pairs = {}  # {number in the sheet: {"id", "left": whose dialogue stands on the left}}
-    questions = [f"{question}: L, R or =" for question in QUESTIONS]
-    rows = [[key.name, "user", "left", "right", *questions]]
+    rows = [[key.name, "user", "left", "right", *(f"{name}: L, R or =" for name in QUESTIONS)]]
     for number, k in enumerate(rng.permutation(len(users)), 1):
         left = int(rng.integers(2))  # of the two files, the one on the left
         sides = [of_file[side][users[k]] for side in (left, 1 - left)]
         pairs[number] = {"id": users[k], "left": files[left]}
         person = sides[0].profile
-        about = f"{person.player}\n{person.scene}"
-        rows.append([number, about, *map(text_of, sides), *[""] * len(QUESTIONS)])
+        cells = [number, f"{person.player}\n{person.scene}", *map(text_of, sides)]
+        rows.append([*cells, *[""] * len(QUESTIONS)])
     with open(path, "x", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows(rows)
     write_json(key, {"files": files, "pairs": pairs})
@@ -113,8 +108,10 @@ def read_votes(paths):
         try:
             keys.append(read_sheet(path, votes))
         except (csv.Error, LookupError, ValueError) as error:
-            what = "no CSV sheet of tools.blind (UTF-8, commas, L, R or =) with its key beside it"
-            raise BadInput(f"{path}: {what}: {error!r:.90}") from None
+            raise BadInput(
+                f"{path}: no CSV sheet of tools.blind (UTF-8, commas, L, R or =) with its key "
+                f"beside it: {error!r:.90}"
+            ) from None
         if keys[-1] != keys[0]:
             raise BadInput(f"{path}: a sheet of other pairs than {paths[0]}")
     rows = {}
@@ -123,8 +120,7 @@ def read_votes(paths):
         wins = interval(np.mean, [np.mean(unit) for unit in units])
         rows[question] = [*wins, krippendorff(units)]
     first, second = keys[0]["files"]
-    columns = ["wins", "from", "to", "pairs", "alpha"]
-    show_table(f"{first} against {second}", columns, rows, READING)
+    show_table(f"{first} against {second}", COLUMNS, rows, READING)
     return rows
 
 

@@ -13,7 +13,7 @@ the prompt's placeholders. The second reply of a dialogue is a case of the promp
 """
 
 from support.answers import as_json
-from support.command_line import Parser, fold
+from support.command_line import Parser, print_folded
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
 
@@ -67,8 +67,8 @@ def load_dialogues(path):
             if profile is None:
                 raise BadInput(f"{path}: user {row['profile_id']!r} is not among the profiles")
             row |= {"id": f"{profile.id}, line {number}", "task": profile.task}
-        row["turns"] = visible_turns(row)
-        row |= {"made_by": config | row.get("made_by", {}), "profile": profile}
+        row |= {"turns": visible_turns(row), "profile": profile}
+        row["made_by"] = config | row.get("made_by", {})
         dialogues.append(Dialogue(**row))
     if not any(dialogue.turns for dialogue in dialogues):
         raise BadInput(f"{path}: no dialogue in it has a reply")
@@ -118,8 +118,14 @@ def make_cases(paths, name, slots_of):
         before = len(cases)
         for dialogue in load_dialogues(path):
             for part, slots in enumerate(slots_of(dialogue)):
-                about = {"file": path, "id": dialogue.id, "replies": len(dialogue.turns)}
-                cases.append((about | {"final": dialogue.final, "part": part}, slots))
+                about = {
+                    "file": path,
+                    "id": dialogue.id,
+                    "replies": len(dialogue.turns),
+                    "final": dialogue.final,
+                    "part": part,
+                }
+                cases.append((about, slots))
         if len(cases) == before:
             raise BadInput(f"{path}: it holds nothing to ask the question {name!r} about")
     return cases
@@ -216,7 +222,7 @@ def show_table(title, columns, rows, reading):
             line += f"  {cell(value):>{max(7, len(column))}}"
         print(line)
     for line in reading.split("\n"):
-        print(fold(line))
+        print_folded(line)
 
 
 def cell(value):

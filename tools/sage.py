@@ -96,8 +96,9 @@ def print_ranks(all_tables):
     if len(simulators) != 2 or len(policies) < 3 or len(scores) != 2 * len(policies):
         return
     rho = spearman(*[[scores[who, policy] for policy in policies] for who in simulators])
-    who = f"{len(policies)} policies, {' and '.join(simulators)}"
-    print_folded(f"\nranks of {who}: rho = {rho:.2f}")
+    print_folded(
+        f"\nranks of {len(policies)} policies, {' and '.join(simulators)}: rho = {rho:.2f}"
+    )
 
 
 def run(args):
@@ -121,8 +122,11 @@ def main(argv=None):
         "reply of a dialogue of full length is not scored.",
     )
     parser.add_argument("files", nargs="+", metavar="FILE", help="a result file")
-    text = "write the tables to OUT, too: an object for one FILE, a list for several"
-    parser.add_argument("--json", metavar="OUT", help=text)
+    parser.add_argument(
+        "--json",
+        metavar="OUT",
+        help="write the tables to OUT, too: an object for one FILE, a list for several",
+    )
     return parser.run(run, argv)
 
 
