@@ -87,8 +87,8 @@ def write_sheet(path, files):
         sides = [of_file[side][users[k]] for side in (left, 1 - left)]
         pairs[number] = {"id": users[k], "left": files[left]}
         person = sides[0].profile
-        cells = [number, f"{person.player}\n{person.scene}", *map(text_of, sides)]
-        rows.append([*cells, *[""] * len(QUESTIONS)])
+        about = f"{person.player}\n{person.scene}"
+        rows.append([number, about, *map(text_of, sides), *[""] * len(QUESTIONS)])
     with open(path, "x", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows(rows)
     write_json(key, {"files": files, "pairs": pairs})

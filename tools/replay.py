@@ -50,8 +50,9 @@ READING = (
     "consistent by construction.)"
 )
 
-# A dialogue is a dict, as in support/results.py. What a user is to hear in place of a turn's reply
-# stands in the turn as its "text"; None if there is no such text.
+# A dialogue is a dict, as in support/results.py. Where a reply is to be heard by itself, its turn has
+# a "text", which the user hears: the reply, or other words for it, or None if the judge gave none.
+# Without texts a dialogue is heard whole.
 #
 # A feeling is what a user felt at a reply, (emotion, change). The feelings of a user at several
 # dialogues are a list for each dialogue; of two dialogues with two replies and one reply:
@@ -82,13 +83,14 @@ def other_user(args):
     log = None
     if settings["reader"] or settings["simulator"] not in SCRIPTED:
         log = open_call_log("results/replay-calls.jsonl")
+    users = make_users(args, settings, log)
     replies = [turn["reply"] for dialogue in dialogues for turn in dialogue["turns"]]
     versions = {"": with_texts(dialogues, replies)}
     source = ""
     if args.question == "other-words":
         texts, source = reword(args)
         versions[", reworded"] = with_texts(dialogues, texts)
-    feelings = asyncio.run(hear_all(dialogues, make_users(args, settings, log), versions))
+    feelings = asyncio.run(hear_all(dialogues, users, versions))
     write_outputs(args, "replay", {"replies": show(feelings, source + READING), "found": []})
     return 0
 
