@@ -250,9 +250,9 @@ class ServerModel(AdaptiveModel):
 #
 #     200, and the body is a gateway's error   the status that the body names (`read_response`): a
 #                                              502 is tried again, a 400 is a refusal
-#     500, 501, 502 ... in a format that       400: `user_check.check` goes on to the next format,
-#     has a looser one after it, after         because some servers fail at a schema alone
-#     more than FORMAT_RETRIES retries         (503 stays: the server is loading, or busy)
+#     500, 501, 502 ... after more than        400: `user_check.check` goes on to the next format,
+#     FORMAT_RETRIES retries, while a looser   because some servers fail at a schema alone
+#     format is left (not `is_patient`)        (503 stays: the server is loading, or busy)
 
 
 def is_retryable(status):
