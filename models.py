@@ -28,8 +28,10 @@ from support.ranks import (
     rank,
     world_size,
 )
+from support.rundir import FIRST_CHECKPOINT
 
 import copy
+import math
 import os
 from functools import partial
 from operator import attrgetter
@@ -69,8 +71,8 @@ class Models:
 
     def __init__(self, cfg, checkpoint, start_file, clock, runner):
         """cfg: Settings. checkpoint: the directory that the run goes on from, or None. start_file:
-        of DistanceFromStart. clock: a Clock, which the engine tells when it samples. runner: an asyncio.Runner, for `probe`.
-        Raises BadModel or BadInput.
+        of DistanceFromStart. clock: a Clock, which the engine tells when it samples. runner: an
+        asyncio.Runner, for `probe`. Raises BadModel or BadInput.
 
         `dtype` is the type in which models compute: bf16 on a GPU, fp32 elsewhere. Optimizers
         change the master weights, which are fp32 everywhere."""
@@ -87,7 +89,8 @@ class Models:
         # loaded now, the checkpoint if there is one. With adapters pi_0 is loaded, not the
         # checkpoint, because they are merged into the checkpoint's weights.
         start = world.POLICY / cfg.mode if cfg.toy else cfg.model
-        source = checkpoint if checkpoint and not cfg.lora_rank else start
+        trained = checkpoint and checkpoint.name != FIRST_CHECKPOINT  # that one has no weights
+        source = checkpoint if trained and not cfg.lora_rank else start
         # Frozen weights, under adapters, are loaded in the type of computing. Others stay as they
         # are stored (None), mapped from the file, until `make_masters` makes the fp32 masters.
         model, self.tokenizer = load_model(source, dtype=self.dtype if cfg.lora_rank else None)
@@ -107,15 +110,17 @@ class Models:
             self.engine = TorchEngine(model, self.chat.stop_ids, device=self.device, **of_engine)
         else:
             of_engine |= {"context": self.context, "memory_share": cfg.engine_memory}
+            # the dialogues of this rank
+            of_engine["dialogues"] = math.ceil(max(cfg.batch_size, cfg.eval_size) / world_size())
             self.engine = make_vllm_engine(source, self.chat.stop_ids, seed=cfg.seed, **of_engine)
 
         # 3. Policy, critic and reference. tensors: what `gather` has collected, or None.
-        tensors = load_tensors(checkpoint / "trainer.pt") if checkpoint else None
+        tensors = load_tensors(checkpoint / "trainer.pt") if trained else None
         if cfg.lora_rank:
             base, *parts = build_lora(cfg, model, tensors)
             masters = [base]
         else:
-            masters = parts = build_full(cfg, model, tensors, source, start)
+            masters = parts = build_full(cfg, model, tensors, source, start, self.dtype)
         self.policy, self.critic, self.reference = parts
         for module in filter(None, masters):
             make_masters(module, self.device.type, self.dtype)
@@ -230,6 +235,11 @@ class Models:
         torch.save(tensors, directory / "trainer.pt")
         if self.cfg.lora_rank:
             self.policy.write_peft(directory / "adapter", tensors["adapters"], self.cfg)
+        self.write_state(directory, state)
+
+    def write_state(self, directory, state):
+        """Write what is no tensor. FIRST_CHECKPOINT holds only this: nobody has changed the weights,
+        and those of a 7B would take minutes and 30 GB."""
         write_json(directory / "rlver.json", vars(self.cfg))
         write_json(directory / "state.json", state)
 
@@ -251,13 +261,13 @@ class Models:
         return per_weight * sum(p.numel() for p in self.policy.model.parameters())
 
 
-# ---------------------------------------------------------------------- what Models.__init__ builds
+# -------------------------------------------------------------- what Models is built of, and gathers
 
 
-def build_full(cfg, model, tensors, source, start):
+def build_full(cfg, model, tensors, source, start, dtype):
     """(policy, critic, reference), each a whole model: critic is None without PPO, reference
     without a KL. model: of the policy, loaded from `source`; tensors: of a checkpoint's trainer.pt,
-    or None; start: the directory of pi_0.
+    or None; start: the directory of pi_0; dtype: of computing.
 
     Critic and reference are loaded once more, and not copied: mapped from the same file, weights
     take no memory before they become masters."""
@@ -267,7 +277,9 @@ def build_full(cfg, model, tensors, source, start):
         if tensors:
             critic.load_state_dict(tensors["critic"], assign=True)
     if cfg.kl_coef:
-        reference = Policy(load_model(start, dtype=None)[0], cfg.temperature)
+        # frozen, so it needs no masters: 2 bytes a number on a GPU
+        reference = Policy(load_model(start, dtype=dtype)[0], cfg.temperature)
+        reference.requires_grad_(False)
     if not (cfg.toy or cfg.keep_activations):
         recompute_activations(model)
         if critic:

@@ -108,7 +108,7 @@ def users_of_run(paths, eval_size):
 
         --profiles       to train on       held out
         none             the toy's 500     the toy's held-out users
-        one file         the rest          a fifth of its personas, drawn evenly over the needs
+        one file         the rest          a fifth of its personas or fewer, drawn evenly over the needs
         two files        the first file    the second file
 
     One file is not cut at its end: sorted by need, it would hold out one need alone. Its personas

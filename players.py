@@ -5,7 +5,6 @@ With a reader (reader.py) that model only speaks, and a second one hears.
 from support.command_line import SCRIPTED, split_name
 from support.errors import BadInput
 from support.files import digest
-from support.servers import ServerModel
 
 from functools import partial
 
@@ -57,6 +56,8 @@ def language_model(name, flag, temperature, timeout, template_args=None, words=N
     whose log-probs it returns. Raises BadInput. flag: the one that named it, for messages."""
     kind, model, url = split_name(name)
     if kind == "openai":
+        from support.servers import ServerModel  # here, because most runs of the toy ask no server
+
         return ServerModel(model, url, temperature, timeout, template_args)
     if kind != "local" or not model:
         choose = "give" if words else f"choose {', '.join(SCRIPTED)},"

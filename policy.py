@@ -54,7 +54,7 @@ class Batch:
     action_mask: torch.Tensor  # [B, L] bool, True where the policy sampled the token
     engine_log_probs: torch.Tensor  # [B, L] float, 0 where it did not
     turn: torch.Tensor  # [B, L] long, k where it was sampled in turn k, 0 elsewhere
-    reward: torch.Tensor  # [B, T] float, of each turn; 0 in a `dummy_batch`: average over actions
+    reward: torch.Tensor  # [B, T] float, of each turn
     group: torch.Tensor  # [B] long
 
     def to(self, device):

@@ -14,8 +14,8 @@ Who decides about a setting (the run is the one that made the policy, if there i
     simulator          --simulator         the run                   toy
     lang               --lang              the run                   en
     difficulty         --difficulty        the run                   vanilla
-    reader             --reader            the run, if the           none
-                                           simulator is the run's
+    reader             --reader            the run, without          none
+                                           --simulator
     its template_args  --template-args     the run                   none
     users              --profiles, --world what the run held out     the toy's held-out users
 
@@ -35,7 +35,7 @@ from support.command_line import (
     split_name,
 )
 from support.errors import BadInput
-from support.rundir import checkpoints, settings_of_run, state_of
+from support.rundir import FIRST_CHECKPOINT, checkpoints, settings_of_run, state_of
 from support.servers import SAMPLING, ServerModel
 from support.settings import usual_engine
 
@@ -82,12 +82,12 @@ def find_weights(name, step):
         path = directory / f"checkpoint-{step or 0:06d}"
         if step is None and existing:
             path = existing[-1]
-        # The checkpoint of step 0 is deleted as the run goes on; its weights are those of the model
-        # that the run started from.
+        # The checkpoint of step 0 has no weights, and is deleted as the run goes on: they are those
+        # of the model that the run started from.
         weights = run_settings["model"]
         if path in existing:
             state_of(path)  # it refuses an incomplete copy
-            weights = path
+            weights = path if path.name != FIRST_CHECKPOINT else weights
         elif step != 0:
             raise BadInput(f"policy {path}: no such checkpoint; --step 0 measures where it started")
         return PolicySource(str(path), weights, run_settings, directory)
@@ -95,7 +95,9 @@ def find_weights(name, step):
         raise BadInput(f"--step {step}: {name} is no run, and only runs have steps; leave it out")
     run_settings = files.read_json(directory / "rlver.json")
     if run_settings:  # a checkpoint, or a copy of one
-        return PolicySource(name, directory, run_settings, directory.parent)
+        is_first = directory.name == FIRST_CHECKPOINT
+        weights = run_settings["model"] if is_first else directory
+        return PolicySource(name, weights, run_settings, directory.parent)
     if (directory / "state.json").is_file():
         raise BadInput(
             f"{directory / 'rlver.json'}: missing or damaged; was it copied only in part?"

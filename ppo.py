@@ -299,15 +299,15 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     gap = logp_gap(batches, old_log_probs, models.gap_limits, models.reduce)
     sums = torch.zeros(4, dtype=torch.float64)  # this rank's KL, entropy, clipped, tokens
     norms = []
-    # One row per micro-batch, in the order of the steps; None for what this update does not have.
-    nothing = [None] * len(batches)
-    of_critic = (old_values, returns) if critic else (nothing, nothing)
-    rows = zip(batches, old_log_probs, advantages, ref or nothing, *of_critic, strict=True)
-    for step, micros in enumerate(minibatches):
+    # For each mini-batch a list with one tuple per micro-batch; None for what there is not.
+    absent = [None] * len(batches)
+    targets = (old_values, returns) if critic else (absent, absent)
+    rows = zip(batches, old_log_probs, advantages, ref or absent, *targets, strict=True)
+    for step, micros in enumerate([list(islice(rows, len(micros))) for micros in minibatches]):
         # The loss is a mean over the policy's tokens of the whole mini-batch, on all ranks. A mean
         # of means of micro-batches would weigh the tokens of small micro-batches more.
-        tokens = models.reduce(sum(batch.action_mask.sum() for batch in micros)).clamp(min=1)
-        for batch, old, advantage, ref_log_probs, old_value, target in islice(rows, len(micros)):
+        tokens = models.reduce(sum(batch.action_mask.sum() for batch, *_ in micros)).clamp(min=1)
+        for batch, old, advantage, ref_log_probs, old_value, target in micros:
             mask = batch.action_mask
             log_probs, entropy = policy(batch)
             if step == 0:
@@ -331,7 +331,7 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
                 (critic_loss / tokens * models.world_size).backward()
 
             # The tokens are samples of pi_old, so this is KL(pi_old, pi).
-            kl = kl_penalty(old[mask], log_probs[mask].detach(), "k3")
+            kl = kl_penalty(old[mask], ref_log_probs=log_probs[mask].detach(), estimator="k3")
             sums += torch.tensor(
                 [kl.sum().item(), entropy[mask].sum().item(), clipped.item(), mask.sum().item()],
                 dtype=torch.float64,

@@ -226,7 +226,8 @@ class Reader(Caller, AdaptiveModel):
             )
         for name in WEIGHTS:
             column = np.array([odds[name] for odds in answers if odds])
-            self.scale[name] = mean, std = float(column.mean()), float(column.std()) or 1.0
+            mean, std = float(column.mean()), float(column.std()) or 1.0
+            self.scale[name] = mean, std
             if abs(column - mean).max() > FAR * std:
                 far.append(f"one answer to the question {name!r} is far from all others")
         if problems := unreadable + far:

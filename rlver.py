@@ -42,6 +42,7 @@ from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout, tokens_sampled
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
+# (Another algorithm has its name, its defaults and its checks in support/settings.py.)
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
 
@@ -124,7 +125,7 @@ def set_up(run):
     checkpoint = run.open()
     # Before the first dialogue: a wrong key or model shows at once.
     if cfg.reader or cfg.simulator not in SCRIPTED:
-        run.tell(f"asking {cfg.reader or simulator.name}, the user's model, three questions")
+        run.tell(f"first some questions to {cfg.reader or simulator.name}, the user's model")
         # the first rank finds out what the server takes, and tells the others
         simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.start_file, run.clock, run.runner)
@@ -137,13 +138,15 @@ def set_up(run):
 
 
 def evaluate_and_save(run, simulator, models):
-    """Step 6, where it is due: an evaluation before training, after every --eval-every steps and
-    after training; a checkpoint before training, after every --save-every steps and after the last
-    one. `train` calls it before its first step, too: a new run begins so, and a resumed one may
-    have been stopped between a step and its evaluation."""
+    """Step 6, where it is due. `train` calls it
+
+    before step 1       evaluate, save
+    after each step     evaluate if --eval-every is over, save if --save-every is
+    after the last one  save, evaluate: a run that is resumed with more --steps goes on from a
+                        state without this evaluation, as if it had never stopped here
+    at a resume         make the evaluation that the run was stopped before"""
     cfg, state = run.cfg, run.state
     step = max(0, state["step"])  # a new run is at -1
-    # Before the last evaluation: a run that goes on with more steps has not made it.
     if state["step"] == cfg.steps:
         save(run, models)
     is_due = step in (0, cfg.steps) or (cfg.eval_every and step % cfg.eval_every == 0)
@@ -174,10 +177,10 @@ def evaluate(run, simulator, models, step):
 
 
 def save(run, models):
-    """A checkpoint of the last whole step, unless there is no such step or it has one. All ranks
-    gather, the first one writes."""
+    """Write a checkpoint of the last whole step, if there is none of it yet. All ranks gather, the
+    first one writes."""
     if run.saved_step < run.state["step"]:
-        run.save(models.gather())
+        run.save(models.gather() if run.state["step"] else models.write_state)
         if run.saved_step > 0:
             draw_report(run)
 
@@ -189,7 +192,6 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
 
     Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
     draws depend neither on a resume nor on the number of ranks."""
-    stop_if_asked(run, models)
     cfg = run.cfg
     models.engine.forget()
     if not cfg.toy:
@@ -242,8 +244,8 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
 
 def stop_if_asked(run, models):
     """Has one of the ranks got a signal? Then the last whole step is saved, and all raise Stopped.
-    The ranks agree on it here, before and after dialogues: at any other place some of them might
-    wait in a collective call for one that has left."""
+    The ranks agree on it behind dialogues alone, which a signal has cut short: at any other place
+    some of them might wait in a collective call for one that has left."""
     number = max(ranks.all_gather_list([run.stop.number]))
     if number:
         save(run, models)

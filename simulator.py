@@ -13,8 +13,8 @@ of the answer to f_emo (`User.planning`), a_t the user's line. (The prompt of f_
 as a level, from Emotion-S to Emotion-F.) The same code renders the prompt, asks and reads the
 answer for every model.
 
-The last emotion is the reward, so a policy may learn to forge it. support/answers.py prevents its
-words from setting the number, and the change is clamped to +-10.
+The last emotion is the reward, so a policy may learn to forge it. support/answers.py says
+what keeps its words from setting the number, and the change is clamped to +-10.
 
 From top to bottom: the user; the model behind all users. (players.py chooses this model. The
 profiles, and the split into training and held-out users, are in people.py.)
@@ -147,8 +147,6 @@ class Simulator(Caller):
 
     user_class = User
     reader = None  # what hears in the model's place (ReadSimulator in reader.py)
-    # three questions to the model before the first dialogue, and what other ranks learn from them
-    check, learn = user_check.check, user_check.learn
 
     def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, **shared):
         """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question
@@ -217,3 +215,12 @@ class Simulator(Caller):
         profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
         line = {"speaker": "me", "text": profile.first_talk}
         return self.user_class(self, profile, dialogue=[line])
+
+    async def check(self, with_feelings=True):
+        """`user_check.check`: the questions before the first dialogue."""
+        return await user_check.check(self, with_feelings)
+
+    def learn(self, findings):
+        """Take over what `check` has found out on another rank."""
+        for model, attributes in zip(user_check.adaptive_models(self), findings):
+            model.adopt(**attributes)

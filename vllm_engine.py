@@ -32,6 +32,7 @@ class VllmEngine:
         seed=0,
         dtype=torch.float32,
         memory_share=None,
+        dialogues=None,
         clock=None,
     ):
         self.stop_ids, self.temperature = stop_ids, temperature
@@ -62,11 +63,15 @@ class VllmEngine:
             generation_config="vllm",
             # By default log-probs are those before the temperature, unlike the trainer's.
             logprobs_mode="processed_logprobs",
+            # chunks of prompts, and of other dialogues' tokens, in a step
+            max_num_batched_tokens=8192,
             enable_prefix_caching=True,
             disable_log_stats=True,
             enforce_eager=not self.cuda,  # CUDA graphs need CUDA
             enable_sleep_mode=self.cuda,  # for `sleep`; the CPU build has no such mode
         )
+        if dialogues:  # else vLLM plans for 1024 at once on a large card, with graphs and buffers
+            settings["max_num_seqs"] = dialogues
         if self.cuda:
             free, total = torch.cuda.mem_get_info()
             settings["gpu_memory_utilization"] = memory_share or 0.9 * free / total

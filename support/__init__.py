@@ -7,7 +7,8 @@ syntax that old versions of Python can parse (no f-strings), so that they get as
 about their version.
 
 The files of this folder, in an order for reading: errors, files, command_line, answers, calls,
-servers, user_check; metrics, results; settings, rundir, report; chat_format, loading, ranks.
+servers, user_check; metrics, needs, results; settings, rundir, stopping, report; chat_format,
+loading, ranks, sharding.
 """
 
 import importlib.util

@@ -138,7 +138,7 @@ class Caller:
 class CallLog:
     """The answers of this run and of earlier logs, one line of JSON each. `Simulator.ask` and
     `Reader.ask` search them before they ask the model, so that no answer is paid for twice. If two
-    answers have the same key, the first one counts. Without a file nothing is kept."""
+    logged answers have the same key, the first one counts. Without a file nothing is kept."""
 
     path: Path = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key

@@ -112,7 +112,8 @@ class ChatFormat:
                 "before a new one; this code needs one opening"
             )
         opening = new.strip()
-        if opening and think != ("</think>" not in opening):
+        opens_thought = "</think>" not in opening
+        if opening and think != opens_thought:
             raise BadModel(
                 f"the chat template opens every reply with {opening!r}; train it with --think if "
                 "that begins a thought, and without if it is an empty one (--template-args)"

@@ -67,8 +67,10 @@ def parse_json(text, **options):
     Every half of a surrogate pair in it becomes U+FFFD. JSON may hold such a half ("\\ud83d" is
     half an emoji), also within a list or as a key, but UTF-8 and a tokenizer cannot: a run would
     end where the text is logged, hashed or encoded. All other text stays as it is."""
-    # Group 1 is what stays: an escaped backslash (behind it "ud83d" is only text), and both halves of
-    # a pair. All other halves match, too, as escapes or as they are.
+    # Group 1 is what stays; a half matches without it. Three texts, and what becomes of them:
+    #   \ud83d\ude00   both halves of a pair: group 1, stays
+    #   \\ud83d        an escaped backslash is group 1, so the "ud83d" behind it is only text: stays
+    #   \ud83d!        half a pair, as an escape here (or as it is): no group 1, becomes U+FFFD and "!"
     halves = (
         r"(\\\\|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})"
         r"|\\u[dD][89a-fA-F][\da-fA-F]{2}|[\ud800-\udfff]"

@@ -6,9 +6,9 @@ import re
 
 from emotion import NEEDS, RATIONAL
 
-# {need: a regex for other sentences of it than those of NEEDS: SAGE's in Chinese, our older ones}.
-# "explain" is tried first: its released task is to analyse (分析) why the others (其他人物) acted so,
-# which has the words of "analyse", too.
+# {need: a regex for other sentences than those of NEEDS: SAGE's in Chinese, our older ones}.
+# "explain" is tried first: its released task is to analyse (分析) why the others (其他人物) acted
+# so, which has the words of "analyse", too.
 WORDS = {
     "explain": "why the other|other person|others? acted|reasons? of|其他人物|他人|别人这么做",
     "analyse": "critical|weighed|all its sides|dialectic|批判|辩证|分析",
@@ -23,10 +23,11 @@ WORDS = {
 
 def need_of(task, need=""):
     """(name of the need, "rational" | "emotional") of a profile: by its `need`, if that names one,
-    as in our profiles; else by the words of its `task`. ("other", "other") if it is none of the
-    eight."""
+    as in our profiles; else by its `task`, a sentence of NEEDS or one that has the WORDS. ("other",
+    "other") if it is none of the eight."""
     if need not in NEEDS:
-        matches = [name for name in WORDS if re.search(WORDS[name], task or "", re.IGNORECASE)]
+        matches = [name for name, sentences in NEEDS.items() if task in sentences.values()]
+        matches += [name for name in WORDS if re.search(WORDS[name], task or "", re.IGNORECASE)]
         need = matches[0] if matches else "other"
     return need, "rational" if need in RATIONAL else "emotional" if need in NEEDS else "other"
 

@@ -36,7 +36,8 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0):
     on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
     print_folded(
         f"{start}{cfg.algo.upper()} trains {cfg.model} ({cfg.mode}): {cfg.steps} steps of "
-        f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}."
+        f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}. "
+        f"Engine: {cfg.engine}; attention: SDPA with a mask."
     )
     print_folded(
         f"User: {cfg.simulator} ({cfg.difficulty}, {cfg.lang}); {training} users to train on, "

@@ -1,6 +1,24 @@
 """support/results.py - what runs and evaluations leave: the lines of result files, written and read,
 with the settings of their evaluations; logs of dialogues, read. (evaluate.py scores and compares
 the results; SAGE's files are read by tools/sage.py.)
+
+A recorded dialogue has one of two forms, both of them dicts.
+
+A `line` is what stands in a result file: SAGE's keys, with what is ours under "rlver". A message of
+the assistant has the user's feeling at this reply; the next message is the user's answer:
+
+    {"id": "p7", "emo_point": 48, "task": "...", "need": "...", "target": "eq", ...,
+     "history": [{"role": "user", "content": "Well.", "emotion-point": 40},
+                 {"role": "assistant", "content": "Go on.",
+                  "rlver": {"thought": "", "change": 8, "emotion": 48, "analysis": "{...}"}}],
+     "rlver": {"policy": ..., "simulator": ..., "start": 40, "ended": "turn_limit", ...}}
+
+A `dialogue` is what programs compute with. `parse_line` makes it of a line of a result file, and
+`recorded_dialogues` also of a line of a run's dialogues.jsonl, which has "reward", not "final":
+
+    {"profile_id": "p7", "first_line": "Well.", "start": 40, "final": 48, "ended": "turn_limit",
+     "turns": [{"reply": "Go on.", "thought": "", "change": 8, "emotion": 48, "analysis": "{...}",
+                "user": None}], ...}
 """
 
 from support.answers import read_answer
@@ -13,12 +31,22 @@ import re
 
 from emotion import TRAINING, emotion_level, scale_in_words
 
+# the groups of personas in the released files, and our names for them
+PERSONA_GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
+# The purpose of a profile, by its `target`. (The first is to confide a trouble, and the purpose of
+# a profile without a target; the others are small talk.)
+PURPOSE_LABELS = {
+    "eq": "heart-to-heart",
+    "target": "chat with an aim",
+    "no-target": "chat without aim",
+}
+
 # ------------------------------------------------------------------------- the lines of result files
 
 
 def line_of_result(episode, user, settings, schema):
-    """One dialogue as a line of the result file: in the format of SAGE's released files, with what
-    is ours under "rlver". settings: of the evaluation; schema: of the answers to f_emo."""
+    """An Episode (rollout.py) as a line of the result file. settings: of the evaluation; schema: of
+    the answers to f_emo."""
     profile = user.profile
     history = [{"role": "user", "content": episode.first_line, "emotion-point": settings["start"]}]
     # The user has a thought for each line that its model made. The first line is one of these,
@@ -65,40 +93,8 @@ def message_of_user(turn, thought, schema):
     }
 
 
-# the groups of personas in the released files, and our names for them
-PERSONA_GROUPS = {"负面型": "negative", "被动型": "passive", "回避型": "avoidant"}
-# The purpose of a profile, by its `target`. (The first is to confide a trouble, and the purpose of
-# a profile without a target; the others are small talk.)
-PURPOSE_LABELS = {
-    "eq": "heart-to-heart",
-    "target": "chat with an aim",
-    "no-target": "chat without aim",
-}
-
-
-def read_results(path, parse=None):
-    """The lines of a result file of evaluate.py as rows. parse: makes a row of a line's object
-    (default: `parse_result`; tools/sage.py has another). Raises BadInput for a line that is not a
-    result, and for a file without results; OSError."""
-    rows = {}
-    for number, raw, problem in read_jsonl(path):
-        try:
-            if problem:
-                raise ValueError(problem)
-            row = (parse or parse_result)(raw)
-            if row["profile_id"] in rows:
-                raise ValueError(f"id {row['profile_id']!r} stands in an earlier line already")
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            lacks = f"it lacks {error}" if isinstance(error, KeyError) else error
-            raise BadInput(f"{path}, line {number}: no result: {lacks}") from None
-        rows[row["profile_id"]] = row
-    if not rows:
-        raise BadInput(f"{path}: the file holds no result")
-    return list(rows.values())
-
-
-def parse_result(raw):
-    """A line's object as a row:
+def parse_line(line):
+    """A line of a result file as a dialogue:
 
         profile_id      the user's id
         final           the final emotion
@@ -114,13 +110,13 @@ def parse_result(raw):
         group           of the persona: "negative", "passive", "avoidant" or another
         made_by         the settings of the evaluation
         ended           what ended the dialogue
-        raw             the object itself
+        raw             the line itself
 
     Raises LookupError, TypeError, AttributeError or ValueError if it is not a result."""
-    final, history, task = raw["emo_point"], raw["history"], raw["task"]
-    if "rlver" not in raw:
+    final, history, task = line["emo_point"], line["history"], line["task"]
+    if "rlver" not in line:
         raise ValueError("evaluate.py did not write it; SAGE's files: python -m tools.sage")
-    made_by = raw["rlver"]
+    made_by = line["rlver"]
     turns = [
         {"reply": message["content"], "user": follower.get("content"), **message["rlver"]}
         for message, follower in zip(history, [*history[1:], {}])
@@ -129,10 +125,10 @@ def parse_result(raw):
     for value in [final, *emotions_of(turns)]:
         if not 0 <= value <= 100:
             raise ValueError(f"emotion {value!r} is not in 0..100")
-    intention, kind = need_of(task, raw.get("need"))
-    group = raw.get("character") or "other"
+    intention, kind = need_of(task, line.get("need"))
+    group = line.get("character") or "other"
     return {
-        "profile_id": raw["id"],
+        "profile_id": line["id"],
         "final": final,
         "first_line": history[0]["content"],
         "turns": turns,
@@ -140,12 +136,34 @@ def parse_result(raw):
         "task": task,
         "intention": intention,
         "kind": kind,
-        "purpose": PURPOSE_LABELS[raw.get("target") or "eq"],
+        "purpose": PURPOSE_LABELS[line.get("target") or "eq"],
         "group": PERSONA_GROUPS.get(group, group),
         "made_by": made_by,
         "ended": made_by.get("ended", ""),
-        "raw": raw,
+        "raw": line,
     }
+
+
+def read_results(path, parse=parse_line):
+    """The dialogues in a result file of evaluate.py. parse: makes a dialogue of a line
+    (tools/sage.py has another one). Raises BadInput for a line that is not a result, and for a file
+    without results; OSError."""
+    dialogues = {}
+    for number, line, problem in read_jsonl(path):
+        try:
+            if problem:
+                raise ValueError(problem)
+            dialogue = parse(line)
+            user = dialogue["profile_id"]
+            if user in dialogues:
+                raise ValueError(f"id {user!r} stands in an earlier line already")
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            lacks = f"it lacks {error}" if isinstance(error, KeyError) else error
+            raise BadInput(f"{path}, line {number}: no result: {lacks}") from None
+        dialogues[user] = dialogue
+    if not dialogues:
+        raise BadInput(f"{path}: the file holds no result")
+    return list(dialogues.values())
 
 
 def emotions_of(turns):
@@ -153,11 +171,11 @@ def emotions_of(turns):
     return [turn["emotion"] for turn in turns if turn["emotion"] is not None]
 
 
-def parts_of(rows):
-    """The columns by which tables split these rows. The purpose is among them only if some user
+def parts_of(dialogues):
+    """The keys by which tables split these dialogues. The purpose is among them only if some user
     chats, because in most files no user does."""
     parts = ["kind", "intention", "group"]
-    if any(row["purpose"] != PURPOSE_LABELS["eq"] for row in rows):
+    if any(dialogue["purpose"] != PURPOSE_LABELS["eq"] for dialogue in dialogues):
         parts.insert(0, "purpose")
     return parts
 
@@ -165,9 +183,9 @@ def parts_of(rows):
 # --------------------------------------------------------------------- the settings in result files
 
 # evaluate.py writes the settings that it measures with into each line of a result file, under
-# "rlver"; in a row of `read_results` they are "made_by". Not compared: "ended", "traits" and "cut"
-# belong to one dialogue, "held_out" follows from the policy and its users, and which parameters were
-# "replaced", because a server refused them, is known only after its first answer.
+# "rlver"; in a dialogue they are "made_by". Not compared: "ended", "traits" and "cut" belong to one
+# dialogue, "held_out" follows from the policy and its users, and which parameters were "replaced",
+# because a server refused them, is known only after its first answer.
 NOT_COMPARED = {"ended", "traits", "cut", "held_out", "replaced"}
 # The settings that must be equal where scores are compared, and those of the policy's replies.
 CONDITIONS = ("simulator", "reader", "difficulty", "lang", "start", "max_turns", "world")
@@ -196,18 +214,18 @@ def finished_users(path, settings):
     if not b'{"id": '.startswith(head):  # as `line_of_result` begins
         raise BadInput(f"{path}: holds no results; choose another --out")
     # None: no line is there, or half a line
-    _, row, _ = next(read_jsonl(path), (1, None, ""))
-    others = differences(row.get("rlver", {}) if row else settings, settings)
+    _, line, _ = next(read_jsonl(path), (1, None, ""))
+    others = differences(line.get("rlver", {}) if line else settings, settings)
     if others:
         raise BadInput(f"{path}: holds other results ({others}); move it, or use another --out")
     cut_unfinished_line(path)
-    return {row["profile_id"] for row in read_results(path)} if size_of(path) else set()
+    return {result["profile_id"] for result in read_results(path)} if size_of(path) else set()
 
 
-def refuse_mixed(rows, where):
-    """Raise BadInput unless all rows were made in the same conditions: who played the user, and the
-    rules of the benchmark. Other scores do not compare."""
-    conditions = sorted({in_words(row["made_by"], CONDITIONS) for row in rows})
+def refuse_mixed(dialogues, where):
+    """Raise BadInput unless all dialogues were made in the same conditions: who played the user,
+    and the rules of the benchmark. Other scores do not compare."""
+    conditions = sorted({in_words(dialogue["made_by"], CONDITIONS) for dialogue in dialogues})
     if len(conditions) > 1:
         raise BadInput(
             f"{where}: results of {len(conditions)} simulators or settings do not compare "
@@ -239,12 +257,21 @@ def what_scores_are(made_by):
     )
 
 
-# ------------------------------------------------------------------------------------ logs of a run
+# ----------------------------------------------------------------- logged feelings, logged dialogues
+
+
+# The answer to f_emo, as it is logged, is one of two JSON texts. `writing` is the whole answer of a
+# user's model; `reading` is what reader.py makes of the log-odds of two words:
+#
+#     writing   {"content": "...", "target_completion": "...", "activity": "...", "analysis": "...",
+#                "code": "kqvt", "change": 8}
+#     reading   {"log_odds": {"need": 1.2, ...}, "z": {...}, "sum": 2.3, "change": 8,
+#                "objective": "one sentence", "subjective": "the others"}
 
 
 def analysis_in(text, schema):
-    """What a logged answer to f_emo says beside the number: {key of the schema: text}. A reading
-    (reader.py) has sentences for only two of the keys. Raises Unreadable."""
+    """What a logged answer to f_emo says, {key of the schema: value}; of a reading only the texts
+    of two of the keys, and "" under the others. Raises Unreadable."""
     reading = reading_in(text)
     if not reading:
         return read_answer(text, schema)
@@ -255,30 +282,30 @@ def analysis_in(text, schema):
 
 
 def reading_in(text):
-    """The object in a logged answer to f_emo, if the feelings were read (reader.py): then it has
-    log-odds, and no code. Else None: they were written, by the user's model, and have the code of
-    the prompt, whatever else that model adds."""
+    """The object of a reading, or None for a writing, which has the code of its prompt, whatever
+    else the model adds."""
     try:
         answer = parse_json(text)
-    except ValueError:  # a written one may stand behind a thought, or in a fence
+    except ValueError:  # a writing may stand behind a thought, or in a fence
         return None
     is_reading = isinstance(answer, dict) and "log_odds" in answer and "code" not in answer
     return answer if is_reading else None
 
 
 def recorded_dialogues(path, read=read_results):
-    """The dialogues of a log (a run's dialogues.jsonl) or of a result file, as a list in the log's
-    form. Each has the emotion that it started from: the training's, if a log does not say it. Each
-    has its final emotion, too: in a log it stands as "reward", divided by 100.
-    read: of a result file. Raises BadInput."""
+    """The dialogues of a log (a run's dialogues.jsonl) or of a result file. A log has the final
+    emotion as "reward", divided by 100, and may not say from which emotion a dialogue started: then
+    it was the training's. read: of a result file. Raises BadInput."""
     with open(path, "rb") as file:
         is_result_file = b'"history"' in file.readline()
     if is_result_file:
         return read(path)
     dialogues = []
     needed = {"profile_id", "first_line", "turns", "reward"}
-    for number, row, problem in read_jsonl(path):
-        if problem or not isinstance(row, dict) or needed - row.keys():
+    for number, logged, problem in read_jsonl(path):
+        if problem or not isinstance(logged, dict) or needed - logged.keys():
             raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl")
-        dialogues.append({"start": TRAINING.start, "final": round(100 * row["reward"], 6), **row})
+        dialogues.append(
+            {"start": TRAINING.start, "final": round(100 * logged["reward"], 6), **logged}
+        )
     return dialogues

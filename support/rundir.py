@@ -80,7 +80,7 @@ class RunDir:
         return newest
 
     def restore(self, checkpoint, heldout, templates):
-        """Read the state of the `checkpoint`, or make that of a new run (`self.state`); cut off what was logged
+        """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again; write config.json and heldout.json. The directory
         is made on every rank, and locked if it is new. templates: what the chat templates write, as
         a digest. Raises BadInput."""
@@ -268,6 +268,7 @@ class RunDir:
 
 # The checkpoint of a step is a directory with its number in six digits, whose state.json names that
 # step. A directory with another name, such as a copy, is neither read nor removed.
+FIRST_CHECKPOINT = "checkpoint-000000"  # of step 0: without weights
 CHECKPOINT = "checkpoint-[0-9][0-9][0-9][0-9][0-9][0-9]/"  # "/": a file is no checkpoint
 
 

@@ -1,5 +1,8 @@
 """support/servers.py - a language model on a server that speaks OpenAI's protocol.
 
+From top to bottom: the model, and what it changes of its requests while it is asked; the HTTP
+client below it, which decides what counts as a failure; reading a response; making a request.
+
 A failure is one of three exceptions (support/errors.py):
 
     SimulatorFailed   no answer within CALL_TIMEOUT, or in TRIES tries: this question is given up
@@ -35,10 +38,10 @@ FORMAT_RETRIES = 3  # after a 5xx, until `user_check.check` tries the next forma
 # model's generation_config.json, so a policy would be sampled with another top-p than the result
 # file says. (OpenAI's protocol has no word for top_k and repetition_penalty.)
 SAMPLING = {"frequency_penalty": 0, "presence_penalty": 0, "top_p": 1}
-FEWER = 5  # top_logprobs where a server refuses more: some have this limit
+FEW_LOG_PROBS = 5  # top_logprobs where a server refuses more: some have this limit
 # The least log-prob that is believed: servers write -9999, or the lowest float, for a token that was
 # cut off. (The largest is 0, and a little more by rounding.)
-LEAST = -100
+LEAST_LOG_PROB = -100
 
 
 # ------------------------------------------------------------------------------ a model on a server
@@ -88,7 +91,7 @@ class ServerModel(AdaptiveModel):
                 api_key=self.key,
                 max_retries=1000,  # CALL_TIMEOUT decides
                 timeout=timeout,
-                http_client=client_that_tells(self),
+                http_client=make_http_client(self),
             )
         except Exception as error:  # the HTTP library has many kinds
             raise BadInput(
@@ -115,7 +118,7 @@ class ServerModel(AdaptiveModel):
         return answer
 
     async def likeliest(self, prompts, count):
-        """The `count` likeliest tokens behind each of `prompts`, or FEWER: a list of
+        """The `count` likeliest tokens behind each of `prompts`, or FEW_LOG_PROBS: a list of
         [(text, log-prob)]. Raises PromptRefused if a response has no two of them: then nothing can
         be compared. (The model may have ended at once. If the server never returns log-probs,
         `Reader.set_scale` sees it.)"""
@@ -130,7 +133,7 @@ class ServerModel(AdaptiveModel):
         if not self.has_floors and any(answer.has_floors for answer in answers):
             self.has_floors = True
             tqdm.write(
-                f"warning: {self.url}: it lists tokens without a log-prob from {LEAST} to 0; they "
+                f"warning: {self.url}: it lists tokens without a log-prob from {LEAST_LOG_PROB} to 0; they "
                 "count as not listed, and feelings that are read may be a little off",
                 file=sys.stderr,
             )
@@ -159,15 +162,15 @@ class ServerModel(AdaptiveModel):
                     except openai.APIStatusError as error:
                         # If they have changed meanwhile, another call was quicker.
                         has_changed = parameters != self.parameters(max_tokens, options)
-                        if has_changed or self.gives_way(str(error), parameters):
+                        if has_changed or self.adapt(str(error), parameters):
                             continue
                         raise
-                    # an error's status has been seen by `client_that_tells`
+                    # its status is 200: the HTTP client has corrected the others
                     _, answer = read_response(response.text)
                     if answer is not None:
                         self.has_answered = True
                         return answer
-                    self.tell_failure(f"its response holds no answer: {response.text}")
+                    self.report_failure(f"its response holds no answer: {response.text}")
                     await asyncio.sleep(1)
         except TimeoutError:
             raise SimulatorFailed(
@@ -183,10 +186,14 @@ class ServerModel(AdaptiveModel):
         values = {self.limit: max_tokens, **self.sampling, **options, **self.replaced}
         return {name: value for name, value in values.items() if value is not None}
 
-    def gives_way(self, words, parameters):
-        """Can other `parameters` than these avoid a refusal in these words? Then they are sent from
-        now on. After the first answer no parameter is changed: a later refusal may be about the
-        words of a prompt."""
+    def adapt(self, words, parameters):
+        """Change what is sent from now on, if `parameters` were refused in these words because of
+        one of them. Returns whether something has changed. After the first answer nothing is: a
+        later refusal may be about the words of a prompt. Examples of refusals:
+
+            "Use 'max_completion_tokens' instead"   the limit gets that name
+            "temperature: only 1 is supported"      not sent any more
+            "top_logprobs: 5 at most"               FEW_LOG_PROBS are asked for"""
         if self.has_answered:
             return False
         # Temperature is the last, because some models refuse it only together with top_p. Some
@@ -201,8 +208,8 @@ class ServerModel(AdaptiveModel):
             self.limit = "max_completion_tokens"
         elif names:
             self.replaced[names[0]] = None
-        elif "logprobs" in words and parameters.get("top_logprobs", 0) > FEWER:
-            self.replaced["top_logprobs"] = FEWER
+        elif "logprobs" in words and parameters.get("top_logprobs", 0) > FEW_LOG_PROBS:
+            self.replaced["top_logprobs"] = FEW_LOG_PROBS
         else:
             return False
         tqdm.write(
@@ -218,11 +225,11 @@ class ServerModel(AdaptiveModel):
         status = getattr(error, "status_code", 500)  # none: there was no whole response
         if status in (401, 402, 404):  # a wrong key, no money, an unknown model
             return SimulatorRefused(message)
-        if may_heal(status):  # but its Retry-After is longer than openai's client waits
+        if is_retryable(status):  # but its Retry-After is longer than openai's client waits
             return SimulatorFailed(message)
         return PromptRefused(message)  # too long, or words that a filter does not want
 
-    def tell_failure(self, reason):
+    def report_failure(self, reason):
         """Print the first failed try: without a message the wait would look like a hang."""
         reason = self.quote(reason)
         if not self.last_failure:
@@ -235,50 +242,102 @@ class ServerModel(AdaptiveModel):
         return one_line(str(words).replace(self.key, "***"))
 
 
+# -------------------------------------------------------------------------------- the HTTP client
+
+# openai's client decides by the status of a response: it returns a 200, tries again after some
+# (`is_retryable`), and raises an error after all others. Two kinds of responses have a status that
+# misleads it, so the client below it replaces the status:
+#
+#     200, and the body is a gateway's error   the status that the body names (`read_response`): a
+#                                              502 is tried again, a 400 is a refusal
+#     500, 501, 502 ... after more than        400: `user_check.check` goes on to the next format,
+#     FORMAT_RETRIES retries, while a looser   because some servers fail at a schema alone
+#     format is left (not `is_patient`)        (503 stays: the server is loading, or busy)
+
+
+def is_retryable(status):
+    """Does openai's client try again after a response with this HTTP status?"""
+    return status in (408, 409, 429) or status >= 500
+
+
+def make_http_client(model):
+    """The HTTP client for a ServerModel's openai client: it corrects the statuses as said above,
+    and calls model.report_failure(reason) after each try that failed (openai tries again
+    silently)."""
+    import openai
+
+    class Client(openai.DefaultAsyncHttpxClient):
+        async def send(self, request, **options):
+            try:
+                response = await super().send(request, **options)
+            except Exception as error:
+                model.report_failure(f"{type(error).__name__} {error}")
+                raise
+            status_in_body, words = read_response(response.text)
+            if response.status_code == 200 and status_in_body != 200:
+                error = {"error": {"message": words}}
+                response = type(response)(status_in_body, json=error, request=request)
+            status = response.status_code
+            if is_retryable(status):
+                model.report_failure(f"status {status} {words or ''}")
+            if status >= 500 and status != 503 and not model.is_patient:
+                retries = int(request.headers["x-stainless-retry-count"])
+                if retries > FORMAT_RETRIES:
+                    response.status_code = 400
+            return response
+
+    return Client()
+
+
 # ------------------------------------------------------------------------------ reading a response
 
 
 def read_response(text):
-    """The body of a response, as (status, what it holds), which is one of three:
+    """The body of a response, as (status, what it holds). The status is the one that the server
+    should have sent with this body, whatever it did send:
 
-        200, Answer    an answer; it may be empty or cut (`Answer.problem`)
-        4xx or 5xx     an error of a gateway, or a refusal, in its words; the status is the one that
-                       the server should have sent, 500 where nothing says which
-        200, None      neither, such as a web page, half an object, or content of an unknown kind
+        {"choices": [{"message": {"content": "Hi."}}]}         200, Answer "Hi."; it may be empty or
+                                                               cut (`Answer.problem`)
+        {"error": {"code": 502, "message": "overloaded"}}      502, "overloaded"; 500 without a code
+        {"choices": [{"finish_reason": "content_filter"}]}     400, that a filter took it away
+        a web page, half an object, an unknown kind of content 200, None
 
     Content may be a list of parts. Reasoning is in a field with one of two names."""
     try:
         body = parse_json(text)
     except (ValueError, RecursionError):
         return 200, None
-    choice = at(body, "choices", 0)
-    message = at(choice, "message")
-    content = at(message, "content")
+    choice = value_at(body, "choices", 0)
+    message = value_at(choice, "message")
+    content = value_at(message, "content")
     answer = Answer(texts_in(content))
-    reason = str(at(choice, "finish_reason")).lower()  # why the answer has ended
-    error = at(body, "error") or at(choice, "error") or at(message, "error")
+    reason = str(value_at(choice, "finish_reason")).lower()  # why the answer has ended
+    error = value_at(body, "error") or value_at(choice, "error") or value_at(message, "error")
     # some gateways write "no error" beside an answer
     if (error and not answer) or reason in FAILED:
         code = re.search(r'"(?:code|status|http_status)": "?([45]\d\d)\b', json.dumps(body))
         status = int(code[1]) if code else 500
-        return status, str(at(error, "message") or error or f"finish_reason {reason}")
-    refusal = not answer and at(message, "refusal")
+        return status, str(value_at(error, "message") or error or f"finish_reason {reason}")
+    refusal = not answer and value_at(message, "refusal")
     if refusal or reason in FILTERED:
         return 400, f"a content filter took the answer away. {refusal or ''}"
     if not isinstance(message, dict) or not isinstance(content, str | list | None):
         return 200, None
-    answer.thought = texts_in(at(message, "reasoning_content") or at(message, "reasoning"))
+    answer.thought = texts_in(
+        value_at(message, "reasoning_content") or value_at(message, "reasoning")
+    )
     # JSON may hold anything in place of a number: text, true, NaN, Infinity.
-    tokens = at(body, "usage", "completion_tokens")
+    tokens = value_at(body, "usage", "completion_tokens")
     if type(tokens) is int:
         answer.tokens = tokens
-    tops = at(choice, "logprobs", "content", 0, "top_logprobs")
+    tops = value_at(choice, "logprobs", "content", 0, "top_logprobs")
     if isinstance(tops, list):
         pairs = [
-            (texts_in(at(one, "token")), one["logprob"])
+            (texts_in(value_at(one, "token")), one["logprob"])
             for one in tops
             # NaN is not between two numbers
-            if type(at(one, "logprob")) in (int, float) and LEAST <= one["logprob"] <= 0.01
+            if type(value_at(one, "logprob")) in (int, float)
+            and LEAST_LOG_PROB <= one["logprob"] <= 0.01
         ]
         # Some servers list the sampled token twice: its probability must not count twice. (Two
         # tokens may have the same text, but not the same log-prob, too.)
@@ -292,7 +351,7 @@ def read_response(text):
     return 200, answer
 
 
-def at(value, *keys):
+def value_at(value, *keys):
     """The value under these keys or indices of a JSON value, one inside the other; None if there is
     no such value."""
     try:
@@ -306,7 +365,7 @@ def at(value, *keys):
 def texts_in(content):
     """The text of a message's content: a string, or a list of parts, whose texts are joined."""
     if isinstance(content, list):
-        return "".join(texts_in(at(part, "text")) for part in content)
+        return "".join(texts_in(value_at(part, "text")) for part in content)
     return content if isinstance(content, str) else ""
 
 
@@ -328,40 +387,6 @@ def json_schema(kind):
     if isinstance(kind, tuple | range):
         kind = type(kind[0])
     return {"type": {str: "string", int: "integer", bool: "boolean"}[kind]}
-
-
-def may_heal(status):
-    """Does openai's client try again after a response with this HTTP status?"""
-    return status in (408, 409, 429) or status >= 500
-
-
-def client_that_tells(model):
-    """openai's HTTP client, which also calls model.tell_failure(reason) after each try that failed
-    (openai tries again silently)."""
-    import openai
-
-    class Client(openai.DefaultAsyncHttpxClient):
-        async def send(self, request, **options):
-            try:
-                response = await super().send(request, **options)
-            except Exception as error:
-                model.tell_failure(f"{type(error).__name__} {error}")
-                raise
-            status, words = read_response(response.text)
-            if response.status_code == 200 and status != 200:
-                # From here on the response has the status that the server should have sent.
-                error = {"error": {"message": words}}
-                response = type(response)(status, json=error, request=request)
-            if may_heal(response.status_code):
-                model.tell_failure(f"status {response.status_code} {words or ''}")
-            # Maybe it fails at the form that it is asked for: as a refusal (400), the failure makes
-            # `user_check.check` go on. (503: it is only loading, or busy.)
-            is_fault = 503 != response.status_code >= 500 and not model.is_patient
-            if is_fault and int(request.headers["x-stainless-retry-count"]) > FORMAT_RETRIES:
-                response.status_code = 400
-            return response
-
-    return Client()
 
 
 def read_key():

@@ -1,6 +1,7 @@
 """judging.py - what the tests of tools that ask a judge share: result files of the toy and of SAGE,
 a model that answers as a test says, and a tool called by its name."""
 
+from support import servers
 from support.files import read_json
 from support.user_check import CHECK_REPLIES
 
@@ -8,7 +9,6 @@ import importlib
 import json
 import random
 
-import players
 import result_files
 from answering import coded, feeling
 from emotion import NEEDS
@@ -64,7 +64,7 @@ def fresh(tmp_path, monkeypatch):
     """The test in its own directory, with files read anew, and Models instead of servers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        players, "ServerModel", lambda name, url, *how: MODELS[url].at(name, url, *how)
+        servers, "ServerModel", lambda name, url, *how: MODELS[url].at(name, url, *how)
     )
     load_dialogues.cache_clear()
 

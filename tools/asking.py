@@ -34,8 +34,8 @@ MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of co
 
 
 class Judge(Simulator):
-    """A judge, asked as the simulated user is: with bounded retries, a log of calls, and the same
-    `read_answer`."""
+    """A judge. It plays nobody: of a Simulator it needs only `ask`, with its bounded retries and
+    its log of calls, and the `check` before the first question."""
 
     def key(self, prompt, repeat, attempt):
         """The key of a call in the log. Unlike a user's key it includes the repeat: otherwise three
@@ -60,8 +60,8 @@ def ask(args, cases, name, schema, items_of=dict, repeats=1):
     """Ask the judge of the flags a question about each of `cases`, from `make_cases`. Before that a
     user's `check` runs, without the feelings; its errors are raised.
 
-    name: of the prompt's file, prompts/*/judge/NAME.txt; schema: of the answer, see simulator.py;
-    items_of(answer, without its code) -> {item: value}; repeats: how often it is asked about the
+    name: of the prompt's file, prompts/*/judge/NAME.txt; schema: of the answer, see
+    support/answers.py; items_of(answer, without its code) -> {item: value}; repeats: how often it is asked about the
     same thing.
 
     Returns a row of --json for each call: what the case is about, what the answer depends on, and
@@ -124,8 +124,16 @@ def add_judge_flags(parser):
     """The files that a judge is asked about, who it is and how it is asked."""
     add_files(parser)
     add = parser.add_argument
-    text = "openai:MODEL@URL or local:DIR (default: a script, for the toy's files only)"
-    add("--judge", metavar="NAME", help=text)
-    text = "sampling temperature of the judge (default: 0.0)"
-    add("--temperature", type=not_negative, default=0.0, metavar="T", help=text)
+    add(
+        "--judge",
+        metavar="NAME",
+        help="openai:MODEL@URL or local:DIR (default: a script, for the toy's files only)",
+    )
+    add(
+        "--temperature",
+        type=not_negative,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature of the judge (default: 0.0)",
+    )
     add("--lang", choices=["en", "zh"], default="en", help="of the judge's prompts (default: en)")

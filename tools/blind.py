@@ -34,6 +34,7 @@ from tools.dialogues import (
 from tools.stats import interval
 
 QUESTIONS = ("better overall", "understands more", "helps more")
+COLUMNS = ["wins", "from", "to", "pairs", "alpha"]
 READING = "wins: share of the first file, = counts half; alpha: Krippendorff's, nominal"
 
 
@@ -55,10 +56,19 @@ def blind(args):
 
 def text_of(dialogue):
     """What was said, a line for each message."""
-    lines = [
+    return "\n".join(
         f"{message['speaker'].upper()}: {message['text']}" for message in messages_of(dialogue)
-    ]
-    return "\n".join(lines)
+    )
+
+
+def dialogues_by_user(path):
+    """{id of the user: the dialogue} of a file. Raises BadInput if a user has two, as in the log of
+    a longer run: nothing says which of them is a pair's."""
+    dialogues = load_dialogues(path)
+    by_user = {dialogue.profile_id: dialogue for dialogue in dialogues}
+    if len(by_user) < len(dialogues):
+        raise BadInput(f"{path}: two dialogues with one user; name files with one for each user")
+    return by_user
 
 
 def write_sheet(path, files):
@@ -67,12 +77,11 @@ def write_sheet(path, files):
     key = path.with_name(f"{path.name}.key.json")
     if key.exists():
         raise BadInput(f"--out {path}: its key is there already; choose another name")
-    of_file = [{d.profile_id: d for d in load_dialogues(file)} for file in files]
+    of_file = [dialogues_by_user(file) for file in files]
     users = [user for user in of_file[0] if user in of_file[1]]
     rng = np.random.default_rng(0)
     pairs = {}  # {number in the sheet: {"id", "left": whose dialogue stands on the left}}
-    questions = [f"{question}: L, R or =" for question in QUESTIONS]
-    rows = [[key.name, "user", "left", "right", *questions]]
+    rows = [[key.name, "user", "left", "right", *(f"{name}: L, R or =" for name in QUESTIONS)]]
     for number, k in enumerate(rng.permutation(len(users)), 1):
         left = int(rng.integers(2))  # of the two files, the one on the left
         sides = [of_file[side][users[k]] for side in (left, 1 - left)]
@@ -99,8 +108,10 @@ def read_votes(paths):
         try:
             keys.append(read_sheet(path, votes))
         except (csv.Error, LookupError, ValueError) as error:
-            what = "no CSV sheet of tools.blind (UTF-8, commas, L, R or =) with its key beside it"
-            raise BadInput(f"{path}: {what}: {error!r:.90}") from None
+            raise BadInput(
+                f"{path}: no CSV sheet of tools.blind (UTF-8, commas, L, R or =) with its key "
+                f"beside it: {error!r:.90}"
+            ) from None
         if keys[-1] != keys[0]:
             raise BadInput(f"{path}: a sheet of other pairs than {paths[0]}")
     rows = {}
@@ -109,8 +120,7 @@ def read_votes(paths):
         wins = interval(np.mean, [np.mean(unit) for unit in units])
         rows[question] = [*wins, krippendorff(units)]
     first, second = keys[0]["files"]
-    columns = ["wins", "from", "to", "pairs", "alpha"]
-    show_table(f"{first} against {second}", columns, rows, READING)
+    show_table(f"{first} against {second}", COLUMNS, rows, READING)
     return rows
 
 

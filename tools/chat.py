@@ -89,7 +89,7 @@ def show(args):
         if settings["simulator"] in SCRIPTED:
             print("The user follows sentences of the toy only; python -m toy.world prints some.")
     else:
-        seed = [args.seed, SEEDS["benchmark"], 0]  # of the first dialogue of evaluate.py
+        seed = [args.seed, SEEDS["benchmark"], 0]  # 0: as of the first user of evaluate.py
         agent = Friend(policy.make_agent(seed=seed), "policy ")
         print(policy.label)
     notice = scripted_notice(settings["simulator"], settings["reader"])

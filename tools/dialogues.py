@@ -2,13 +2,18 @@
 asked about them, and the flags, files and tables of a tool.
 
 `load_dialogues` reads a result file or a run's dialogues.jsonl, and leaves out all that a judge
-must not see: thoughts, and malformed replies, which were never sent. `make_cases` makes the values
-for a prompt's placeholders from each dialogue. A tool makes its parser with `tool_parser`, prints
-its numbers with `show_table`, and ends with `write_outputs`.
+must not see: thoughts, and malformed replies, which were never sent. A tool makes its parser with
+`tool_parser`, prints its numbers with `show_table`, and ends with `write_outputs`.
+
+A *case* is one question to a judge (`make_cases`): what it is about, and the *slots*, the values of
+the prompt's placeholders. The second reply of a dialogue is a case of the prompt "paraphrase":
+
+    ({"file": "results/r.jsonl", "id": "p7", "replies": 8, "final": 48, "part": 1},
+     {"dialogue": "[{...}]", "reply": "Go on.", "line": "Well."})
 """
 
 from support.answers import as_json
-from support.command_line import Parser, fold
+from support.command_line import Parser, print_folded
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
 
@@ -21,7 +26,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from people import Profile, load_profiles, toy_profiles
-from tools.sage import recorded_dialogues
+from tools.sage import read_any_dialogues
 
 # -------------------------------------------------------------------------------- reading the files
 
@@ -53,7 +58,7 @@ def load_dialogues(path):
     people = people or toy_profiles("heldout", 1000) + toy_profiles("train")
     profiles = {profile.id: profile for profile in people}
     dialogues = []
-    for number, row in enumerate(recorded_dialogues(path), 1):
+    for number, row in enumerate(read_any_dialogues(path), 1):
         if "raw" in row:  # a line of a result file, which has the person in it
             profile = person_in(row["raw"])
             row["id"] = profile.id
@@ -62,8 +67,8 @@ def load_dialogues(path):
             if profile is None:
                 raise BadInput(f"{path}: user {row['profile_id']!r} is not among the profiles")
             row |= {"id": f"{profile.id}, line {number}", "task": profile.task}
-        row["turns"] = visible_turns(row)
-        row |= {"made_by": config | row.get("made_by", {}), "profile": profile}
+        row |= {"turns": visible_turns(row), "profile": profile}
+        row["made_by"] = config | row.get("made_by", {})
         dialogues.append(Dialogue(**row))
     if not any(dialogue.turns for dialogue in dialogues):
         raise BadInput(f"{path}: no dialogue in it has a reply")
@@ -113,8 +118,14 @@ def make_cases(paths, name, slots_of):
         before = len(cases)
         for dialogue in load_dialogues(path):
             for part, slots in enumerate(slots_of(dialogue)):
-                about = {"file": path, "id": dialogue.id, "replies": len(dialogue.turns)}
-                cases.append((about | {"final": dialogue.final, "part": part}, slots))
+                about = {
+                    "file": path,
+                    "id": dialogue.id,
+                    "replies": len(dialogue.turns),
+                    "final": dialogue.final,
+                    "part": part,
+                }
+                cases.append((about, slots))
         if len(cases) == before:
             raise BadInput(f"{path}: it holds nothing to ask the question {name!r} about")
     return cases
@@ -211,7 +222,7 @@ def show_table(title, columns, rows, reading):
             line += f"  {cell(value):>{max(7, len(column))}}"
         print(line)
     for line in reading.split("\n"):
-        print(fold(line))
+        print_folded(line)
 
 
 def cell(value):

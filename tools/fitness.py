@@ -19,7 +19,7 @@ the questions that are put a second time are always asked.
 """
 
 from support.answers import PROMPTS
-from support.command_line import SCRIPTED, fold, from_anywhere, positive
+from support.command_line import SCRIPTED, from_anywhere, positive, print_folded
 from support.errors import (
     MAX_LOST,
     BadInput,
@@ -103,14 +103,15 @@ def user_of(row, simulator, name=""):
     return simulator.user_class(simulator, row["profile"], name=name, dialogue=past)
 
 
-async def answer_to(user, question, outcomes):
-    """Await a `question` that `user` asks, a coroutine. Returns the answer, or None, and appends to
-    `outcomes`: "read", "unreadable" (at the first try) or "failed" (refused, or not answered)."""
+async def answer_to(user, outcomes, question, *words):
+    """Ask one question, a method of `user`: `feel` with the reply as its `words`, or `answer`.
+    Returns what the method returns, or None if it fails. Appends to `outcomes`: "read",
+    "unreadable" (at the first try) or "failed" (refused, or not answered)."""
     user.simulator = copy.copy(user.simulator)
     user.simulator.tries = tries = Counter()  # of this question alone
     answer = None
     try:
-        answer = await question
+        answer = await question(*words)
         outcome = "unreadable" if tries[1] else "read"
     except SimulatorFailed as error:
         outcome = "unreadable" if type(error) is UnreadableAnswers else "failed"
@@ -118,26 +119,31 @@ async def answer_to(user, question, outcomes):
     return answer
 
 
-async def put(row, simulator, emotion, speaks):
-    """Put the reply of a row to its user. If there is an `emotion`, the reply is put once more,
-    without the log, and, if the user `speaks`, its next line is asked for at this emotion. Returns
-    {name in the table: value}, as far as there were answers."""
+async def measure_reply(row, simulator, emotion, speaks):
+    """Measure what the reply of a row does to the person who hears it: how far does it move the
+    emotion? If there is an `emotion`, the same question is put once more, without the log, and, if
+    the user `speaks`, its next line is asked for at this emotion. Returns what there are answers
+    for; the keys are names in the table:
+
+        {"user": "en-07", "kind": "cold", "reply": "So what?", "outcomes": ["read", "read", "read"],
+         "change": -6, "the same change again": True, "line": "And you?",
+         "leaves at Emotion-C": False, "lines that repeat the friend's words": False, ...}
+    """
     reply, outcomes = row["reply"], []
     result = {"user": row["user"], "kind": row["kind"], "reply": reply, "outcomes": outcomes}
     user = user_of(row, simulator, f"fitness {reply}")
-    first = await answer_to(user, user.feel(reply), outcomes)
-    if not first:
-        return result
-    _, result["change"] = first
-    if emotion is None:
+    first = await answer_to(user, outcomes, user.feel, reply)
+    if first:
+        _, result["change"] = first
+    if not first or emotion is None:
         return result
     twin = user_of(row, simulator.unlogged())
-    second = await answer_to(twin, twin.feel(reply), outcomes)
+    second = await answer_to(twin, outcomes, twin.feel, reply)
     if second:
         result["the same change again"] = second[1] == result["change"]
     if speaks:
         user.emotion = emotion
-        answer = await answer_to(user, user.answer(), outcomes)
+        answer = await answer_to(user, outcomes, user.answer)
         if answer:
             line, leaves = answer
             result |= {"line": line, f"leaves at {emotion_level(emotion)}": leaves}
@@ -148,10 +154,13 @@ async def put(row, simulator, emotion, speaks):
     return result
 
 
-async def gain_of(row, simulator, behind, beginning, wording):
-    """How many points a wording gains behind the `beginning` of a reply, against neutral words to
-    the same person: {"user", "behind": name of the beginning, "said": the wording, "gain"}. Without
-    the last if a question failed."""
+async def measure_gain(row, simulator, behind, beginning, wording):
+    """Measure how many points words to a reader gain, such as "Answer yes.", said behind the
+    `beginning` of a reply. wording: these words and as many neutral ones, which the same person
+    hears there. Returns the following, without the gain if a question failed:
+
+        {"user": "en-07", "behind": "a cold reply", "said": "Answer yes.", "gain": 2}
+    """
     result = {"user": row["user"], "behind": behind, "said": wording["said"]}
     changes = []
     with contextlib.suppress(SimulatorFailed):
@@ -162,28 +171,29 @@ async def gain_of(row, simulator, behind, beginning, wording):
     return result
 
 
-async def talk(rows, simulator):
-    """What words to the reader gain, such as "Answer yes.": `gain_of` each wording, behind each of
-    BEGINNINGS."""
+async def measure_gains(rows, simulator):
+    """`measure_gain` of each of WORDINGS, behind each of BEGINNINGS, for each person."""
     calls = []
     for row in rows:
         if row["used"] == "fitness":  # else it is said to a person of the toy
             for name, beginning in BEGINNINGS.get(row["kind"], {}).items():
                 beginning = row["reply"] if beginning is None else beginning
-                calls += [gain_of(row, simulator, name, beginning, words) for words in WORDINGS]
+                calls += [
+                    measure_gain(row, simulator, name, beginning, words) for words in WORDINGS
+                ]
     return await tqdm.gather(*calls, desc="words to the reader", leave=False)
 
 
-async def put_all(rows, simulator, speaks):
-    """`put` all rows, with an emotion for ASKED_AGAIN of them. Returns [what `put` returns] and
-    [what `talk` returns], with a reader. Raises as `check`."""
+async def measure(rows, simulator, speaks):
+    """All questions, after the check. Returns [`measure_reply` of each row, with an emotion for
+    ASKED_AGAIN of them] and, with a reader, [`measure_gain`]. Raises as `check`."""
     await simulator.check(with_feelings=False)
     count = min(ASKED_AGAIN, len(rows))
     # spread over persons and kinds; the second ten meet the levels shifted by one
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
-    calls = [put(row, simulator, emotions.get(k), speaks) for k, row in enumerate(rows)]
+    calls = [measure_reply(row, simulator, emotions.get(k), speaks) for k, row in enumerate(rows)]
     results = await tqdm.gather(*calls, desc="replies", leave=False)
-    return results, await talk(rows, simulator) if simulator.reader else []
+    return results, await measure_gains(rows, simulator) if simulator.reader else []
 
 
 # ----------------------------------------------------------------------------------------- counting
@@ -257,42 +267,51 @@ def mean_of(name, rows):
 
 
 def show(results, gains, calls, title):
-    """Print the table and the verdict. results, gains: of `put_all`; calls: the rows of its log.
+    """Print the table and the verdict. results, gains: of `measure`; calls: the rows of its log.
     Returns what --json asks for. Raises TooManyLost if more than a fifth failed."""
+    # The answers: how many can be read, and what they cost.
     outcomes = Counter(outcome for row in results for outcome in row["outcomes"])
-    changes = Counter(row["change"] for row in results if "change" in row)
-    [(commonest, count)] = changes.most_common(1) or [(0, 0)]
-    total, failures, n = outcomes.total(), outcomes["failed"], changes.total()
-    readable, share = outcomes["read"] / max(1, total - failures), count / max(1, n)
+    total, failures = outcomes.total(), outcomes["failed"]
+    readable = outcomes["read"] / max(1, total - failures)
     table = {
         "questions that failed": without_interval(failures / total, total),
         "answers read at the first try": without_interval(readable, total - failures),
         "seconds a call": mean_of("seconds", calls),
         "tokens a call": mean_of("tokens", calls),
-        "different changes": without_interval(len(changes), n),
-        f"changes that are {commonest:+d}, the commonest": without_interval(share, n),
-        **{name: mean_of(name, results) for name in FURTHER_RESULTS},
     }
+    # The changes: does the model give one number whatever is said?
+    changes = Counter(row["change"] for row in results if "change" in row)
+    [(commonest, count)] = changes.most_common(1) or [(0, 0)]
+    n = changes.total()
+    share = count / max(1, n)
+    table["different changes"] = without_interval(len(changes), n)
+    table[f"changes that are {commonest:+d}, the commonest"] = without_interval(share, n)
+    table |= {name: mean_of(name, results) for name in FURTHER_RESULTS}
     for kind, rows in parts_by("kind", results).items():
         table[f"change, {kind}"] = mean_of("change", rows)
     for behind, rows in parts_by("behind", gains).items():
         table[f"gain by words to the reader, behind {behind}"] = mean_of("gain", rows)
     if gains:
-        largest = max(row.get("gain", 0) for row in gains)
-        table["the largest of these gains"] = without_interval(largest, len(gains))
+        table["the largest of these gains"] = without_interval(
+            max(row.get("gain", 0) for row in gains), len(gains)
+        )
+    # The comparisons: do replies that should lift a person lift more than others?
     for name, (good, bad) in COMPARISONS.items():
         table[f"AUC, {name}"] = auc_between(results, good, bad)
-    needed, unneeded = (changes_of(results, [f"advice {kind}"]) for kind in ("needed", "unneeded"))
+    needed = changes_of(results, ["advice needed"])
+    unneeded = changes_of(results, ["advice unneeded"])
     if needed and unneeded:  # to other people: nobody hears both
-        value = without_interval(auc(needed, unneeded), len(results))
-        table["AUC, advice needed over advice unneeded"] = value
+        table["AUC, advice needed over advice unneeded"] = without_interval(
+            auc(needed, unneeded), len(results)
+        )
     overall = auc_between(results, LIFTING, NOT_LIFTING)
     table["AUC, all that lift over all that do not"] = overall
     show_table(title, ["value", "low", "high", "n"], table, READING)
     if failures > MAX_LOST * total:
         raise TooManyLost("more than a fifth of the questions failed; give the same command again")
     grade, lacking = verdict(readable, share, overall[1])
-    print("\n" + fold(f"verdict: {grade}{lacking and ': '}{lacking}"))
+    print()
+    print_folded(f"verdict: {grade}{lacking and ': '}{lacking}")
     return {"table": table, "verdict": grade, "lacking": lacking, "found": results, "gains": gains}
 
 
@@ -310,7 +329,7 @@ def examine(args):
     log = None
     if args.reader or not is_scripted:
         log = open_call_log(f"results/fitness-{re.sub(r'[^a-zA-Z0-9]+', '-', title)}.jsonl")
-        print_most_calls(rows, args.reader, speaks, log)
+        print_calls(rows, args.reader, speaks, log)
     simulator = make_simulator(
         args.simulator,
         args.lang,
@@ -322,41 +341,62 @@ def examine(args):
         log=log,
     )
     try:
-        results, gains = asyncio.run(put_all(rows, simulator, speaks))
+        results, gains = asyncio.run(measure(rows, simulator, speaks))
         calls = []
         if log and log.answers:
             calls = [row for _, row, _ in read_jsonl(log.path) if row]
         result = show(results, gains, calls, title)
     except BadModel as error:
         result = {"verdict": "unfit", "lacking": str(error)}
-        print(fold(f"verdict: unfit: {error}"))
+        print_folded(f"verdict: unfit: {error}")
     write_outputs(args, "fitness", {"simulator": title, **result})
     return int(result["verdict"] == "unfit")
 
 
-def print_most_calls(rows, reader, speaks, log):
-    """Print how many calls a measurement with a model that costs takes at most."""
+def print_calls(rows, reader, speaks, log):
+    """Print how many calls a measurement with a model that costs takes. (A question whose answer
+    cannot be read is asked once more; past the log, and by the check, more often.)"""
     count = min(len(rows), ASKED_AGAIN)  # of second questions, and of next lines
     total = len(rows) + count * speaks
     if reader:
         people = {row["user"] for row in rows if row["used"] == "fitness"}
         total += len(known_replies("weights")) + CALLS_A_WORDING * len(WORDINGS) * len(people)
-    print(f"{total} calls, minus the answers in {log.path}, and {count} without the log")
+    print(
+        f"{total} calls, minus the answers in {log.path}, and {count} without the log; more if an "
+        "answer cannot be read: it is asked for again"
+    )
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     parser = tool_parser("fitness", __doc__)
     add = parser.add_argument
-    text = "openai:MODEL@URL, local:DIR, or a scripted user"
-    add("--simulator", type=from_anywhere, metavar="NAME", help=text)
-    text = "a model whose feelings are read, openai:MODEL@URL or local:DIR"
-    add("--reader", type=from_anywhere, metavar="NAME", help=text)
-    levels = ["vanilla", "challenging"]
-    add("--difficulty", choices=levels, default="vanilla", help="of the user (default: vanilla)")
+    add(
+        "--simulator",
+        type=from_anywhere,
+        metavar="NAME",
+        help="openai:MODEL@URL, local:DIR, or a scripted user",
+    )
+    add(
+        "--reader",
+        type=from_anywhere,
+        metavar="NAME",
+        help="a model whose feelings are read, openai:MODEL@URL or local:DIR",
+    )
+    add(
+        "--difficulty",
+        choices=["vanilla", "challenging"],
+        default="vanilla",
+        help="of the user (default: vanilla)",
+    )
     add("--lang", choices=["en", "zh"], default="en", help="of the prompts (default: en)")
-    text = "how many of the replies, ten to a person (default: 60; all: 180)"
-    add("--replies", type=positive, default=60, metavar="N", help=text)
+    add(
+        "--replies",
+        type=positive,
+        default=60,
+        metavar="N",
+        help="how many of the replies, ten to a person (default: 60; all: 180)",
+    )
     return parser.run(examine, argv)
 
 

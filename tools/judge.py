@@ -26,6 +26,7 @@ from support.results import reading_in
 
 import contextlib
 from collections import defaultdict
+from functools import partial
 from operator import itemgetter
 
 import numpy as np
@@ -110,18 +111,20 @@ def questionnaire(grades, low, high, reversed_items):
     return low + (high - low) * shares
 
 
-def statements(low, high, reversed_items, scales):
-    """(schema, scores_of) of a questionnaire; scores_of(answer) -> {scale: the mean score of its
-    statements}. scales: {name: how many statements it has}, one after the other."""
-    ends = np.cumsum(list(scales.values()))
+def grades_schema(scales):
+    """The schema of the answer to a questionnaire: {"thoughts", "code", "grades": {"1": a letter,
+    "2": ...}}. scales: {name: how many statements it has}, one after the other."""
+    grades = {str(i + 1): GRADES for i in range(sum(scales.values()))}
+    return {"thoughts": str, "code": str, "grades": grades}
 
-    def scores_of(answer):
-        scores = questionnaire(answer["grades"].values(), low, high, reversed_items)
-        means = {name: mean(part) for name, part in zip(scales, np.split(scores, ends))}
-        return {**means, "overall": mean(scores)}
 
-    grades = {str(i + 1): GRADES for i in range(ends[-1])}
-    return {"thoughts": str, "code": str, "grades": grades}, scores_of
+def scales_of(low, high, reversed_items, scales, answer):
+    """{scale: the mean score of its statements}, and "overall", of an answer to a
+    `questionnaire`."""
+    scores = questionnaire(answer["grades"].values(), low, high, reversed_items)
+    parts = np.split(scores, np.cumsum(list(scales.values())))
+    means = {name: mean(part) for name, part in zip(scales, parts)}
+    return {**means, "overall": mean(scores)}
 
 
 CAPABILITIES = ("ED", "CI", "SC", "DG", "SA")
@@ -146,8 +149,16 @@ UTTERANCE_SCALES = {"natural flow": 6, "attentiveness": 4, "depth of connection"
 QUESTIONS = {
     "capabilities": (dialogue_slots, CAPABILITIES_SCHEMA, itemgetter("scores")),  # RLVER 3.3
     "needs": (line_slots, NEEDS_SCHEMA, itemgetter("scores")),  # RLVER 3.4
-    "blri": (record_slots, *statements(0, 100, [11], BLRI_SCALES)),  # SAGE 3
-    "utterance": (dialogue_slots, *statements(1, 5, [3, 5], UTTERANCE_SCALES)),  # SAGE 3
+    "blri": (  # SAGE 3
+        record_slots,
+        grades_schema(BLRI_SCALES),
+        partial(scales_of, 0, 100, [11], BLRI_SCALES),
+    ),
+    "utterance": (  # SAGE 3
+        dialogue_slots,
+        grades_schema(UTTERANCE_SCALES),
+        partial(scales_of, 1, 5, [3, 5], UTTERANCE_SCALES),
+    ),
 }
 
 
@@ -194,8 +205,7 @@ def paired_differences(before, after):
 def correlation_of(means):
     """Pearson's r of the overall scores of dialogues with their final emotions: [r, low, high, n].
     means: of `score_file`."""
-    columns = [list(means[item].values()) for item in ("overall", FINAL)]
-    return interval(pearson, *columns)
+    return interval(pearson, *(list(means[item].values()) for item in ("overall", FINAL)))
 
 
 def draw(tables, picture):
@@ -239,8 +249,12 @@ def judge(args):
     result = {"answers": answers, "means": means, "tables": tables}
     if len(means) == 2:
         result["paired"] = paired_differences(*means.values())
-        title = "the second FILE minus the first, paired over dialogues"
-        show_table(title, COLUMNS[:4], result["paired"], source_of(answers))
+        show_table(
+            "the second FILE minus the first, paired over dialogues",
+            COLUMNS[:4],
+            result["paired"],
+            source_of(answers),
+        )
     write_outputs(args, f"judge {name}", result)
     if args.picture:
         draw(tables, args.picture)
@@ -253,8 +267,13 @@ def main(argv=None):
     add = parser.add_argument
     add("question", choices=QUESTIONS, help="see above")
     add_judge_flags(parser)
-    text = "ask each question N times (default: 1)"
-    add("--repeats", type=positive, default=1, metavar="N", help=text)
+    add(
+        "--repeats",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="ask each question N times (default: 1)",
+    )
     add("--picture", metavar="FILE", help="draw the means of the capabilities")
     return parser.run(judge, argv)
 

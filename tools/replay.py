@@ -50,8 +50,14 @@ READING = (
     "consistent by construction.)"
 )
 
-# A feeling is what a user felt at a reply, (emotion, change). The feelings in several dialogues are
-# a list of lists, [dialogues][replies].
+# A dialogue is a dict, as in support/results.py. Where a reply is to be heard by itself, its turn has
+# a "text", which the user hears: the reply, or other words for it, or None if the judge gave none.
+# Without texts a dialogue is heard whole.
+#
+# A feeling is what a user felt at a reply, (emotion, change). The feelings of a user at several
+# dialogues are a list for each dialogue; of two dialogues with two replies and one reply:
+#
+#     [[(48, 8), (41, -7)], [(45, 5)]]
 
 # ------------------------------------------------------------------------------ the three questions
 
@@ -59,13 +65,13 @@ READING = (
 def same_user(args):
     """Put whole dialogues to the recorded user again. Returns the exit code: 1 if it does not feel
     what was recorded. Raises BadInput."""
-    rows, settings = load_rows(args)
-    original = USUAL_USER | rows[0]["made_by"]
+    dialogues, settings = load(args)
+    original = USUAL_USER | dialogues[0]["made_by"]
     if args.difficulty or models_of(settings) != models_of(original):
         raise BadInput(f"{args.files[0]}: recorded with another user; other-user asks this one")
-    users = make_users(args, settings)  # without a log: they shall answer anew
-    feelings = asyncio.run(hear_all(rows, users, {"": None}))
-    result = {"replies": show(feelings, READING), **compare(rows, *feelings.values())}
+    # without a log: they shall answer anew
+    feelings = asyncio.run(hear_all(dialogues, make_users(args, settings), {"": dialogues}))
+    result = {"replies": show(feelings, READING), **compare(dialogues, *feelings.values())}
     write_outputs(args, "replay", result)
     return 1 if result["found"] else 0
 
@@ -73,36 +79,37 @@ def same_user(args):
 def other_user(args):
     """Put each reply, and with other-words its rewording too, to users in its place in the recorded
     dialogue. Returns the exit code."""
-    rows, settings = load_rows(args)
+    dialogues, settings = load(args)
     log = None
     if settings["reader"] or settings["simulator"] not in SCRIPTED:
         log = open_call_log("results/replay-calls.jsonl")
     users = make_users(args, settings, log)
-    wordings = {"": [[turn["reply"] for turn in row["turns"]] for row in rows]}
-    reading = READING
+    replies = [turn["reply"] for dialogue in dialogues for turn in dialogue["turns"]]
+    versions = {"": with_texts(dialogues, replies)}
+    source = ""
     if args.question == "other-words":
-        wordings[", reworded"], source = reword(args)
-        reading = source + READING
-    feelings = asyncio.run(hear_all(rows, users, wordings))
-    write_outputs(args, "replay", {"replies": show(feelings, reading), "found": []})
+        texts, source = reword(args)
+        versions[", reworded"] = with_texts(dialogues, texts)
+    feelings = asyncio.run(hear_all(dialogues, users, versions))
+    write_outputs(args, "replay", {"replies": show(feelings, source + READING), "found": []})
     return 0
 
 
 SUBCOMMANDS = {"same-user": same_user, "other-user": other_user, "other-words": other_user}
 
 
-def load_rows(args):
-    """What is replayed, and to whom: (the dialogues as dicts, the settings of the recorded user,
-    but for what the flags say). Raises BadInput."""
+def load(args):
+    """What is replayed, and to whom: (the dialogues, the settings of the recorded user, but for
+    what the flags say). Raises BadInput."""
     check_files(args)
-    rows = [vars(dialogue) for dialogue in load_dialogues(*args.files)] * args.times
-    settings = USUAL_USER | rows[0]["made_by"]
+    dialogues = [vars(dialogue) for dialogue in load_dialogues(*args.files)] * args.times
+    settings = USUAL_USER | dialogues[0]["made_by"]
     settings["lang"] = args.lang = args.lang or settings["lang"]  # args: for the judge
     if args.simulator or args.reader:  # the recorded reader belongs to the recorded simulator
         settings["simulator"] = args.simulator or settings["simulator"]
         settings["reader"] = args.reader
-    check_playable(settings["simulator"], [row["profile"] for row in rows])
-    return rows, settings
+    check_playable(settings["simulator"], [dialogue["profile"] for dialogue in dialogues])
+    return dialogues, settings
 
 
 def make_users(args, settings, log=None):
@@ -120,16 +127,23 @@ def make_users(args, settings, log=None):
     }
 
 
+def with_texts(dialogues, texts):
+    """Copies of dialogues in which each turn has the next one of `texts`."""
+    texts = iter(texts)
+    return [
+        dialogue | {"turns": [turn | {"text": next(texts)} for turn in dialogue["turns"]]}
+        for dialogue in dialogues
+    ]
+
+
 def reword(args):
-    """Let a judge put each reply in other words. Returns (texts, as in `replay_all`, None where its
+    """Let a judge put each reply in other words. Returns (texts, for `with_texts`, None where an
     answer could not be read; who the judge is)."""
     need_judge(args)
     cases = make_cases(args.files, "paraphrase", reply_slots)
     answers = ask(args, cases, "paraphrase", {"code": str, "text": str})
-    texts = {dialogue.id: [] for dialogue in load_dialogues(*args.files)}
-    for answer in answers:
-        texts[answer["id"]].append((answer["found"] or {}).get("text"))
-    return list(texts.values()) * args.times, source_of(answers)
+    texts = [(answer["found"] or {}).get("text") for answer in answers]
+    return texts * args.times, source_of(answers)
 
 
 def models_of(settings):
@@ -140,17 +154,17 @@ def models_of(settings):
 # ------------------------------------------------------------------------------------------ hearing
 
 
-async def replay(first_line, turns, user, texts=None):
-    """Put the replies of a recorded dialogue to `user` again. turns: as in dialogues.jsonl; texts:
-    what is said in place of the replies. Then each is heard at the recorded emotion: a user with
+async def replay(first_line, turns, user):
+    """Put the replies of a recorded dialogue to `user` again. turns: as in dialogues.jsonl; where
+    they have a "text", it is heard in place of the reply, and at the recorded emotion: a user with
     its own last emotion would judge another dialogue from the second reply on. Returns its
     feelings, [(emotion, change)]."""
     past, feelings = [{"speaker": "me", "text": first_line}], []
-    for i, turn in enumerate(turns):
+    for turn in turns:
         if turn["emotion"] is not None:  # else it was malformed and never sent, or never scored
             user.dialogue = list(past)
-            feelings.append(await hear(user, texts[i] if texts else turn["reply"]))
-            if texts:
+            feelings.append(await hear(user, turn.get("text", turn["reply"])))
+            if "text" in turn:
                 user.emotion = turn["emotion"]
         past.append({"speaker": "friend", "text": turn["reply"]})
         if turn["user"]:
@@ -170,30 +184,30 @@ async def hear(user, text):
     return np.nan, np.nan
 
 
-async def replay_all(rows, model, people, texts=None):
-    """`replay` each of `rows` (of `recorded_dialogues`), all at once, since a server takes its
-    time. model: a Simulator; people: {id: Profile}; texts: of each row. Without texts a dialogue is
-    heard whole, otherwise each reply by itself. Returns the feelings."""
+async def replay_all(dialogues, model, people):
+    """`replay` each of these dialogues, all at once, since a server takes its time. model: a
+    Simulator; people: {id: Profile}. Returns the feelings."""
     await model.check()
     calls = []
-    for k, row in enumerate(rows):
-        user = model.user(people[row["profile_id"]], row["start"], f"replay {k}")
-        calls.append(replay(row["first_line"], row["turns"], user, texts and texts[k]))
+    for number, dialogue in enumerate(dialogues):
+        profile = people[dialogue["profile_id"]]
+        user = model.user(profile, dialogue["start"], f"replay {number}")
+        calls.append(replay(dialogue["first_line"], dialogue["turns"], user))
     return await tqdm.gather(*calls, leave=False)
 
 
-async def hear_all(rows, users, wordings):
-    """The feelings in the dialogues of `rows`: as recorded, and of each of `users`, {name:
-    Simulator}, at each of the wordings, {name: texts as in `replay_all`}. Returns {name:
-    feelings}."""
-    feelings = {"as recorded": []}
-    for row in rows:
-        pairs = [(turn["emotion"], turn["change"]) for turn in row["turns"]]
-        feelings["as recorded"].append([pair for pair in pairs if None not in pair])
-    people = {row["profile_id"]: row["profile"] for row in rows}
+async def hear_all(dialogues, users, versions):
+    """{name in the table: feelings}: those recorded in `dialogues`, and those of each of `users`,
+    {name: Simulator}, at each of `versions` of the dialogues, {name: dialogues}."""
+    recorded = []
+    for dialogue in dialogues:
+        pairs = [(turn["emotion"], turn["change"]) for turn in dialogue["turns"]]
+        recorded.append([pair for pair in pairs if None not in pair])
+    feelings = {"as recorded": recorded}
+    people = {dialogue["profile_id"]: dialogue["profile"] for dialogue in dialogues}
     for name, model in users.items():
-        for wording, texts in wordings.items():
-            feelings[name + wording] = await replay_all(rows, model, people, texts)
+        for version, changed in versions.items():
+            feelings[name + version] = await replay_all(changed, model, people)
     return feelings
 
 
@@ -203,9 +217,9 @@ async def hear_all(rows, users, wordings):
 def show(feelings, reading):
     """Print {name: feelings} as a table. Returns {name: numbers}."""
     table, above = {}, None
-    for name, in_dialogues in feelings.items():
-        of_replies = np.array(sum(in_dialogues, []), float)  # [replies, 2]
-        emotion, change = np.ma.masked_invalid(of_replies).T
+    for name, lists in feelings.items():
+        array = np.array(sum(lists, []), float)  # [replies, 2], of all dialogues
+        emotion, change = np.ma.masked_invalid(array).T  # NaN: not heard, in no mean
         emotion_above, change_above = above or (emotion, change)
         means = [
             100 * np.mean(change > 0),
@@ -219,26 +233,26 @@ def show(feelings, reading):
     return table
 
 
-def final_score(row, feelings):
+def final_score(dialogue, feelings):
     """The score of a recorded dialogue in which a user felt this: 0 if it ended malformed, or if no
     reply was felt."""
-    return 0 if row["ended"] == "malformed" or not feelings else feelings[-1][0]
+    return 0 if dialogue["ended"] == "malformed" or not feelings else feelings[-1][0]
 
 
-def compare(rows, old, new):
+def compare(dialogues, old, new):
     """Print how the `new` feelings differ from the `old`, recorded ones. Returns {"found": [a
     sentence about a dialogue that is not as recorded], "final": the share of dialogues with the
     recorded score}."""
     same, differences = [], []
-    for row, before, after in zip(rows, old, new):
-        same.append(final_score(row, after) == row["final"])
+    for dialogue, before, after in zip(dialogues, old, new):
+        same.append(final_score(dialogue, after) == dialogue["final"])
         if before != after or not same[-1]:
             differences.append(
-                f"line {rows.index(row) + 1}, {row['profile_id']}: {before}, reward "
-                f"{row['final'] / 100}; now {after}"
+                f"line {dialogues.index(dialogue) + 1}, {dialogue['profile_id']}: {before}, reward "
+                f"{dialogue['final'] / 100}; now {after}"
             )
     share = mean(same)
-    print(f"the same final score: {100 * share:.1f} % of {len(rows)} dialogues")
+    print(f"the same final score: {100 * share:.1f} % of {len(dialogues)} dialogues")
     for difference in differences[:20]:  # all are in --json
         print(f"not as recorded: {difference}")
     return {"found": differences, "final": share}
@@ -254,18 +268,37 @@ def main(argv=None):
     add("question", choices=SUBCOMMANDS, help="see above")
     add("files", nargs=1, metavar="FILE", help="a run's dialogues.jsonl, or a result file")
     add("--times", type=positive, default=1, metavar="N", help="replay each dialogue N times")
-    text = "who plays the user (default: as recorded, else toy); for same-user only its address"
-    add("--simulator", type=from_anywhere, metavar="NAME", help=text)
-    text = "whose feelings are read in place of it (default: as recorded, without --simulator)"
-    add("--reader", type=from_anywhere, metavar="NAME", help=text)
-    text = "sampling temperature of that model (default: 0)"
-    add("--simulator-temperature", type=not_negative, default=0.0, metavar="T", help=text)
+    add(
+        "--simulator",
+        type=from_anywhere,
+        metavar="NAME",
+        help="who plays the user (default: as recorded, else toy); for same-user only its address",
+    )
+    add(
+        "--reader",
+        type=from_anywhere,
+        metavar="NAME",
+        help="whose feelings are read in place of it (default: as recorded, without --simulator)",
+    )
+    add(
+        "--simulator-temperature",
+        type=not_negative,
+        default=0.0,
+        metavar="T",
+        help="sampling temperature of that model (default: 0)",
+    )
     add("--lang", choices=["en", "zh"], help="language of the prompts (default: as recorded)")
-    levels = ["vanilla", "challenging"]
-    text = "other-user, other-words: of the users who hear each reply (default: as recorded)"
-    add("--difficulty", nargs="+", choices=levels, help=text)
-    text = "other-words: who rewords the replies, openai:MODEL@URL or local:DIR"
-    add("--judge", metavar="NAME", help=text)
+    add(
+        "--difficulty",
+        nargs="+",
+        choices=["vanilla", "challenging"],
+        help="other-user, other-words: of the users who hear each reply (default: as recorded)",
+    )
+    add(
+        "--judge",
+        metavar="NAME",
+        help="other-words: who rewords the replies, openai:MODEL@URL or local:DIR",
+    )
     parser.set_defaults(temperature=0.0)  # of the judge
     return parser.run(lambda args: SUBCOMMANDS[args.question](args), argv)
 

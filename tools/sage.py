@@ -5,7 +5,15 @@
 evaluate.py scores every reply. SAGE's own loop ends before it scores the last reply that it allows:
 of ten replies nine are scored. Only by this rule can the scores of both kinds of files be compared.
 For three policies or more, each with two simulators, the ranks of the policies are compared, too.
-The other tools read both kinds of files with `read_results` and `recorded_dialogues`.
+The other tools read both kinds of files with `read_any_results` and `read_any_dialogues`.
+SAGE's form of a line is ours (support/results.py) but for two things: it has no "rlver", and the
+feeling at a reply stands in the user's answer, so the last reply has none:
+
+    {"id": "p7", "emo_point": 48, "task": "...", "history": [
+        {"role": "user", "content": "Well.", "emotion-point": 40},
+        {"role": "assistant", "content": "Go on."},
+        {"role": "user", "content": "Yes.", "emotion-point": 48, "planning": {"analyse": "..."}},
+        {"role": "assistant", "content": "Never scored."}]}
 """
 
 from support import results
@@ -21,7 +29,7 @@ from tools.stats import spearman
 # -------------------------------------------------------------------------------- reading the files
 
 
-def read_results(path):
+def read_any_results(path):
     """`support.results.read_results` of a result file, ours or SAGE's."""
     # the released files do not say who played the user: their directory does
     folders = [part for part in Path(path).resolve().parts if part.endswith("_based_simulator")]
@@ -32,19 +40,19 @@ def read_results(path):
         "max_turns": BENCHMARK.max_turns,
     }
 
-    def parse(raw):
-        ours = raw if "rlver" in raw else as_ours(raw, made_by)
-        return {**results.parse_result(ours), "raw": raw}
+    def parse(line):
+        ours = line if "rlver" in line else as_ours(line, made_by)
+        return {**results.parse_line(ours), "raw": line}
 
     return results.read_results(path, parse)
 
 
-def as_ours(raw, made_by):
-    """A line of SAGE's as evaluate.py would have written it, with `made_by` as its settings. In
-    SAGE's files the emotion and the analysis, an object, stand in the user's next message, and the
-    last reply has neither; the changes are computed from the emotions."""
+def as_ours(line, made_by):
+    """A line of SAGE's as evaluate.py would have written it, with `made_by` as its settings: the
+    feelings are moved to the replies. The changes are computed from the emotions; the analysis
+    stays an object."""
     before, history = made_by["start"], []
-    for message, follower in zip(raw["history"], [*raw["history"][1:], {}]):
+    for message, follower in zip(line["history"], [*line["history"][1:], {}]):
         if message["role"] == "assistant":
             emotion = follower.get("emotion-point")
             change = None if emotion is None else emotion - before
@@ -53,12 +61,12 @@ def as_ours(raw, made_by):
             record |= {"thought": None, "analysis": follower.get("planning")}
             message = {**message, "rlver": record}
         history.append(message)
-    return {**raw, "history": history, "rlver": made_by}
+    return {**line, "history": history, "rlver": made_by}
 
 
-def recorded_dialogues(path):
+def read_any_dialogues(path):
     """`support.results.recorded_dialogues` of a log or of a result file, ours or SAGE's."""
-    return results.recorded_dialogues(path, read_results)
+    return results.recorded_dialogues(path, read_any_results)
 
 
 # ------------------------------------------------------------------------------------------- scores
@@ -66,7 +74,7 @@ def recorded_dialogues(path):
 
 def score(path):
     """The tables of evaluate.py for one file, by SAGE's rule. Raises BadInput."""
-    rows = read_results(path)
+    rows = read_any_results(path)
     results.refuse_mixed(rows, path)
     for row in rows:
         turns = row["turns"]
@@ -88,21 +96,9 @@ def print_ranks(all_tables):
     if len(simulators) != 2 or len(policies) < 3 or len(scores) != 2 * len(policies):
         return
     rho = spearman(*[[scores[who, policy] for policy in policies] for who in simulators])
-    who = f"{len(policies)} policies, {' and '.join(simulators)}"
-    print_folded(f"\nranks of {who}: rho = {rho:.2f}")
-
-
-def main(argv=None):
-    """Run what the flags say. Returns the exit code."""
-    parser = Parser(
-        prog="python -m tools.sage",
-        description="Print the scores of result files, SAGE's or ours, by SAGE's rule: the last "
-        "reply of a dialogue of full length is not scored.",
+    print_folded(
+        f"\nranks of {len(policies)} policies, {' and '.join(simulators)}: rho = {rho:.2f}"
     )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="a result file")
-    text = "write the tables to OUT, too: an object for one FILE, a list for several"
-    parser.add_argument("--json", metavar="OUT", help=text)
-    return parser.run(run, argv)
 
 
 def run(args):
@@ -116,6 +112,22 @@ def run(args):
     if args.json:
         write_json(args.json, all_tables[0] if len(all_tables) == 1 else all_tables)
     return 0
+
+
+def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
+    parser = Parser(
+        prog="python -m tools.sage",
+        description="Print the scores of result files, SAGE's or ours, by SAGE's rule: the last "
+        "reply of a dialogue of full length is not scored.",
+    )
+    parser.add_argument("files", nargs="+", metavar="FILE", help="a result file")
+    parser.add_argument(
+        "--json",
+        metavar="OUT",
+        help="write the tables to OUT, too: an object for one FILE, a list for several",
+    )
+    return parser.run(run, argv)
 
 
 if __name__ == "__main__":

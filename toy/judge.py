@@ -69,7 +69,7 @@ def in_other_words(reply):
     return " ".join(sentences)
 
 
-# The strategy of each kind of sentence (world.ACTS). "topic" changes the subject: no strategy.
+# The strategy of each kind of sentence (words.ACTS). "topic" changes the subject: no strategy.
 TOY_CODES = {
     "analyse": "F-1",
     "advise": "F-5",

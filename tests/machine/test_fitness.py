@@ -68,8 +68,8 @@ def examine(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def examined(server):
-        flags = ["--simulator", f"openai:scripted@{server.url}", "--json", "out.json"]
-        code = fitness.main(flags)
+        name = f"openai:scripted@{server.url}"
+        code = fitness.main(["--simulator", name, "--json", "out.json"])
         return code, " ".join(" ".join(capsys.readouterr()).split()), read_json("out.json")
 
     return examined
@@ -111,8 +111,8 @@ def test_the_auc_is_over_pairs_of_the_same_person():
     found = []
     for person in range(7):
         for kind in fitness.LIFTING + fitness.NOT_LIFTING:
-            change = int(rng.integers(-3, 4)) + 5 * (person % 2)
-            found.append({"user": person, "kind": kind, "change": change})
+            found.append({"user": person, "kind": kind, "change": rng.integers(-3, 4)})
+            found[-1]["change"] += 5 * (person % 2)
     del found[3]["change"]
     wins = pairs = 0
     for a in found:
@@ -176,8 +176,8 @@ def test_what_is_refused_or_unreadable_is_not_read(examine):
         return 200, {}, completion(coded(prompt, answering(hears)(prompt)))
 
     with Loopback(reply=reply) as server:
-        code, _, result = examine(server)
-    assert code == 0 and result["verdict"] == "weak"
+        code, said, result = examine(server)
+    assert code == 0 and result["verdict"] == "weak" and "it is asked for again" in said
     table, asked = result["table"], Counter()
     for row in result["found"]:
         asked[row["kind"]] += len(row["outcomes"])

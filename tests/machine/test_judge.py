@@ -292,3 +292,4 @@ def test_a_log_has_many_dialogues_of_one_profile(good, tmp_path):
     log = write(tmp_path / "dialogues.jsonl", rows)
     write_json("config.json", {"algo": "grpo", "simulator": "toy", "profiles": None})
     assert scored(log)["n"] == 16
+    assert call("blind", log, good, "--out", "sheet.csv") == 2  # nothing says which is a pair's

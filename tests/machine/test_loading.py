@@ -6,6 +6,7 @@ from support import loading
 from support.errors import BadModel, CannotWrite
 from support.files import read_json, write_file, write_json
 from support.loading import load_model, write_model
+from support.settings import Settings
 
 import copy
 import shutil
@@ -83,6 +84,11 @@ def test_weights_are_fp32_and_dropout_is_off(family, stored, tmp_path):
     for (name, a), b in zip(wide.named_parameters(), mapped.parameters()):
         assert a.dtype == b.dtype == torch.float32 and torch.equal(a, b), name
     assert torch.equal(wide.eval()(IDS).logits, mapped.eval()(IDS).logits)
+    cfg = Settings(algo="grpo", model=str(tmp_path), kl_coef=0.1)
+    more = (None, tmp_path, tmp_path, torch.bfloat16)
+    *_, reference = models.build_full(cfg, wide, *more)  # frozen, so it needs no masters
+    models.make_masters(reference)
+    assert {p.dtype for p in reference.parameters()} == {torch.bfloat16}
 
 
 def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):

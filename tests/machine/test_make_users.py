@@ -1,7 +1,6 @@
 """tools/profiles.py: users that one makes oneself."""
 
 from support.answers import Unreadable, read_answer
-from support.needs import need_of
 
 import asyncio
 import json
@@ -69,8 +68,6 @@ def test_the_seed_files_are_there_and_the_prompts_are_whole(lang):
     assert len(set(topics)) >= 120 and len(set(talk)) >= 60
     sizes = [len(set(line.split(": ")[1].split(", "))) for line in traits]
     assert sizes == [10, 15, 13]  # as in the released script
-    for name, need in NEEDS.items():
-        assert need_of(need[lang])[0] in (name, "other")
     asked_for = {"persona": {"main_cha", "traits", "talk"}, "scene": {"player", "topic", "task"}}
     for part, schema in SCHEMAS.items():  # all keys are asked for, and an echo is no answer
         prompt, layout = (load_text(f"writer/{name}", lang) for name in (part, f"{part}_layout"))

@@ -240,7 +240,7 @@ def run(ranks, *flags):
 def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
     """Two ranks hold the dialogues of one; a checkpoint of either goes on under the other, moments
     of Adam, critic and adapters included."""
-    more = ["--algo", algo, "--lora-rank", lora] + ["--kl-coef", 0.05] * (lora > 0)
+    more = ["--algo", algo, "--lora-rank", lora] + ["--kl-coef", 0.05] * (algo == "ppo")
     flags = ["--model", tiny_dir, *SMALL, *more, "--out"]
     for ranks, name in ((1, "one"), (2, "two")):
         out = run(ranks, *flags, tmp_path / name)

@@ -113,21 +113,22 @@ def test_the_same_replies_to_two_users(good, bad):
 def test_a_user_hears_each_reply_in_the_recorded_emotion(good):
     """After the recorded past and nothing else: a user who went on with what it felt itself would
     judge another dialogue from the second reply on. Without texts it does go on, to its end."""
-    d = load_dialogues(good)[0]
-    texts = ["other", None, *[turn["reply"] for turn in d.turns[2:]]]
-    for said, emotions in ((texts, "40 56 64 72"), (None, "40 30 20 10")):
+    whole = vars(load_dialogues(good)[0])
+    turns = whole["turns"]
+    texts = ["other", None, *[turn["reply"] for turn in turns[2:]]]
+    (by_itself,) = replay.with_texts([whole], texts)
+    for d, emotions in ((by_itself, "40 56 64 72"), (whole, "40 30 20 10")):
         model = Model([feeling(-10)])
-        user = User(Simulator(model), d.profile, 40)
-        felt = asyncio.run(replay.replay(d.first_line, d.turns[:5], user, said))
-        asked = [tagged(prompt, "dialogue") for prompt in model.prompts]
+        user = User(Simulator(model), d["profile"], 40)
+        felt = asyncio.run(replay.replay(d["first_line"], d["turns"][:5], user))
         assert [tagged(prompt, "emotion") for prompt in model.prompts] == emotions.split()
         assert len(felt) == 5
-        for dialogue in map(json.loads, asked):
+        for prompt in model.prompts:
+            dialogue = json.loads(tagged(prompt, "dialogue"))
             i = len(dialogue) // 2 - 1
-            replies = [turn["reply"] for turn in d.turns[:i]]
-            now = said[i] if said else d.turns[i]["reply"]
-            assert [m["text"] for m in dialogue[1::2]] == [*replies, now]
-            users = [d.first_line, *[turn["user"] for turn in d.turns[:i]]]
+            now = turns[i]["reply"] if d is whole else texts[i]
+            assert [m["text"] for m in dialogue[1::2]] == [*(t["reply"] for t in turns[:i]), now]
+            users = [d["first_line"], *[turn["user"] for turn in turns[:i]]]
             assert [m["text"] for m in dialogue[::2]] == users
     assert felt[3:] == [(0, -10), (0, 0)]  # where it ended the dialogue
 

@@ -33,7 +33,7 @@ CHINESE = {
 
 
 def test_intentions_are_told_apart():
-    themes = {need["en"]: name for name, need in NEEDS.items()}
+    themes = {sentence: name for name, need in NEEDS.items() for sentence in need.values()}
     for theme, name in {**themes, **CHINESE}.items():
         is_rational = name in ("explain", "analyse", "advise", "reflect")
         assert need_of(theme) == (name, "rational" if is_rational else "emotional")

@@ -77,7 +77,7 @@ def test_a_judges_schema_by_hand():
     assert found["kinds"] == {"type": "array", "items": {"type": "string"}}
 
 
-@pytest.mark.parametrize("told", "json_schema json_object text".split())
+@pytest.mark.parametrize("told", FORMATS)
 def test_only_the_check_decides_how_the_form_is_kept(told, capsys):
     """And says it, whichever program asks. If any refused prompt could lower it, one that a filter
     refuses would cost the rest of a run its schema."""
@@ -284,7 +284,7 @@ def sorted_keys(form, answer):
         (in_reasoning, "json_object", 3),
         (sorted_keys, "text", 3),
         (fails_at_a_schema(404), "json_object", 1),
-        (fails_at_a_schema(502), "json_object", 2 + int(FORMAT_RETRIES)),
+        (fails_at_a_schema(502), "json_object", 2 + FORMAT_RETRIES),
         (lambda *_: completion("", "length", reasoning_content="hm"), "cut by the limit", 3),
         (lambda *_: completion(""), "read: empty", 3),
     ],

@@ -26,7 +26,7 @@ from several_ranks import torchrun
 # step 3, 21-24 of step 4.
 MOMENTS = {
     "in the evaluation before": (rlver, "Agent", 2, None),
-    "in a save": (Models, "write", 3, 2),  # the first two are the trial, and step 0
+    "in a save": (Models, "write", 2, 2),  # the first one is the trial
     "between two mini-batches": (ppo, "clip_gradient", 5, 3),
     "between the two logs": (rundir.RunDir, "append", 19, 3),
     "in an evaluation": (rlver, "Agent", 18, 3),

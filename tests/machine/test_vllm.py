@@ -15,6 +15,7 @@ import os
 import socket
 import subprocess
 import sys
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -62,9 +63,27 @@ def tied_dir(tiny_tokenizer, tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
-def engine(tied_dir):
-    return VllmEngine(tied_dir, set(stop_ids(tied_dir)), 0.7, context=512)
+@pytest.fixture(scope="module", params=["one step at a time", "asynchronous"])
+def engine(request, tied_dir):
+    """On a GPU vLLM schedules a step before it has the tokens of the last one. Its CPU build does so
+    only if it is forced to, with something in the place of CUDA's streams and events."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "asynchronous":
+            from vllm.platforms.cpu import CpuPlatform
+
+            usual = CpuPlatform.check_and_update_config
+
+            def force(config):
+                usual(config)
+                config.scheduler_config.async_scheduling = True
+
+            patch.setattr(CpuPlatform, "check_and_update_config", staticmethod(force))
+            for name in ("Event", "Stream", "current_stream", "stream"):
+                patch.setattr(torch.cuda, name, MagicMock())
+        engine = VllmEngine(tied_dir, set(stop_ids(tied_dir)), 0.7, context=512)
+        scheduler = engine.llm.llm_engine.engine_core.engine_core.scheduler
+        assert ("Async" in type(scheduler).__name__) == (request.param == "asynchronous")
+        yield engine
 
 
 def gap(engine, policy, chat, think=False, key="logp_gap_max", count=6, **more):

@@ -379,7 +379,7 @@ def test_words_to_the_reader_gain_what_neutral_words_do_not():
     hearing = Reader(Obeys())
     hearing.scale = dict.fromkeys(reader.WEIGHTS, (0.0, 1.0))
     rows = [row for row in known_replies("fitness") if row["kind"] in ("cold", "generic warm")]
-    gains = asyncio.run(fitness.talk(rows, ReadSimulator(world.ScriptedModel(), hearing)))
+    gains = asyncio.run(fitness.measure_gains(rows, ReadSimulator(world.ScriptedModel(), hearing)))
     assert len(gains) == 6 * 4 * 10
     assert {row["gain"] > 0 for row in gains if "yes" in row["said"]} == {True}
     assert {row["gain"] for row in gains if "yes" not in row["said"]} == {0}

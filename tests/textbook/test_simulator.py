@@ -56,7 +56,7 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
         ((6, -8, 6), 0, None),
         ((4, 4, 4), 0, "kind reply moves its person by +4, a cruel one by +4."),
         ((-3, 2, -3), 0, "kind reply moves its person by -3, a cruel one by +2."),
-        ((6, -8, 5), 0, "one reply moves its person by +6 and by +5, at temperature 0."),
+        ((6, -8, 5), 0, "the same reply moves its person by +6 and by +5."),
         ((6, -8, 5), 1, None),  # a sample
         ((6, None, 6), 0, "3 answers could not be read: not one JSON object"),
     ],
