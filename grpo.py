@@ -109,7 +109,7 @@ def check_groups(episodes):
             )
 
 
-def grpo_update(models, minibatches, cfg):
+def grpo_update(models, minibatches, cfg, observe=None):
     """One GRPO update from one rollout. Arguments and results are those of `ppo_update`, except:
 
     minibatches  their batches have .group [B] too
@@ -131,7 +131,7 @@ def grpo_update(models, minibatches, cfg):
     # 2. Advantages within each group.
     advantages = token_advantages(batches, cfg.advantage, per_turn=cfg.reward == "delta")
     # 3. The policy step.
-    metrics = optimize(models, minibatches, old_log_probs, advantages, cfg, ref)
+    metrics = optimize(models, minibatches, old_log_probs, advantages, cfg, ref, observe=observe)
     # there is no critic; the metrics have the same keys as PPO's
     return {**metrics, "explained_variance": None}
 

@@ -132,8 +132,8 @@ def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=No
     the caller divides by the tokens of the whole optimizer batch, so neither the micro-batches nor
     the ranks it was cut into change the gradient.
 
-    `weights` [B, L]: truncated importance weights of the engine, detached. Returns (loss, number of
-    tokens whose term the clip changes), two tensors of one number each.
+    `weights` [B, L]: truncated importance weights of the engine, detached. Returns (loss, the
+    tokens whose term the clip changes, [B, L] bool).
     """
     # masked before exp: inf times 0 would be a NaN gradient
     ratio = torch.where(mask, log_probs - old_log_probs, 0.0).exp()
@@ -142,7 +142,7 @@ def policy_loss(log_probs, old_log_probs, advantages, mask, clip_eps, weights=No
     objective = torch.minimum(unclipped, clipped)
     if weights is not None:
         objective = objective * weights
-    return -objective[mask].sum(), (clipped < unclipped)[mask].sum()
+    return -objective[mask].sum(), (clipped < unclipped) & mask
 
 
 def value_loss(values, old_values, returns, mask, value_clip):
@@ -271,7 +271,15 @@ def clip_gradient(model, limit):
 
 
 def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
-    models, minibatches, old_log_probs, advantages, cfg, ref=None, old_values=None, returns=None
+    models,
+    minibatches,
+    old_log_probs,
+    advantages,
+    cfg,
+    ref=None,
+    old_values=None,
+    returns=None,
+    observe=None,
 ):
     """One optimizer step per mini-batch, its gradient accumulated over its micro-batches. PPO and
     GRPO share it.
@@ -288,6 +296,7 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     ref            log pi_ref, likewise; None if kl_coef is 0
     old_values     V_old, likewise; None for GRPO
     returns        R, likewise; None for GRPO: the critic is stepped only if they are given
+    observe        observe(batch, log_probs, entropy, advantages) is called for each micro-batch
 
     Returns the metrics of the module's docstring, except explained_variance. Raises
     SelfCheckFailed before the first step, if a first ratio is not 1 or if the engine disagrees with
@@ -332,10 +341,10 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
 
             # The tokens are samples of pi_old, so this is KL(pi_old, pi).
             kl = kl_penalty(old[mask], ref_log_probs=log_probs[mask].detach(), estimator="k3")
-            sums += torch.tensor(
-                [kl.sum().item(), entropy[mask].sum().item(), clipped.item(), mask.sum().item()],
-                dtype=torch.float64,
-            )
+            counts = [kl.sum(), entropy[mask].sum(), clipped.sum(), mask.sum()]
+            sums += torch.stack(counts).detach().cpu()
+            if observe:
+                observe(batch, log_probs.detach(), entropy.detach(), advantage)
 
         # Clip, and step.
         norm = clip_gradient(policy, MAX_GRAD_NORM)
@@ -358,13 +367,14 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     }
 
 
-def ppo_update(models, minibatches, cfg):
+def ppo_update(models, minibatches, cfg, observe=None):
     """One PPO update from one rollout.
 
     models       those of `optimize`, and reference, which is called like policy, only with a KL
     minibatches  a list (optimizer steps) of lists (micro-batches) of batches, which have
                  .action_mask, .engine_log_probs and .turn, [B, L] each, and .reward, [B, T]
     cfg          the settings gamma, lam, and those of `optimize`
+    observe      as in `optimize`
 
     Returns the metrics of the module's docstring. Raises SelfCheckFailed as `optimize` does.
     """
@@ -388,7 +398,7 @@ def ppo_update(models, minibatches, cfg):
     advantages = [whiten(a, m, mean, std) for a, m in zip(advantages, masks)]
     # 4. Policy and critic step on the same mini-batches.
     metrics = optimize(
-        models, minibatches, old_log_probs, advantages, cfg, ref, old_values, returns
+        models, minibatches, old_log_probs, advantages, cfg, ref, old_values, returns, observe
     )
     variance = explained_variance(old_values, returns, masks, models.reduce)
     return {**metrics, "explained_variance": variance}

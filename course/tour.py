@@ -268,7 +268,7 @@ for step in range(1, 7):
     ratio = (log_probs - old_log_probs).exp().detach()
     good, bad = ratio[mask & (advantages > 0)].mean(), ratio[mask & (advantages < 0)].mean()
     low, high = ratio[mask].quantile(0.01), ratio[mask].quantile(0.99)
-    share = 100 * clipped / mask.sum()
+    share = 100 * clipped.sum() / mask.sum()
     print(f"{step:>4}{good:>23.3f}{bad:>15.3f}{low:>12.2f}{high:>12.2f}{share:>8.1f} %")
 
 # %% [markdown]
