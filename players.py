@@ -24,25 +24,28 @@ def make_simulator(
     reader=None,
     template_args=None,
     retries=8,
+    find=None,
     **shared,
 ):
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
     local:DIR; None where only a reader is asked. flag: the flag that named it, for messages;
     reader: the name of the model that hears for the user; template_args: for its chat template;
-    retries: of Simulator; shared: a Caller's log and clock. Raises BadInput."""
+    retries: of Simulator; find: in the place of `language_model`; shared: a Caller's log and clock.
+    Raises BadInput."""
+    find = find or language_model
     if name in SCRIPTED and lang != "en":
         raise BadInput(f"--lang {lang}: the scripted user of {flag} {name} speaks English only")
     if name in (None, *SCRIPTED):
         llm = world.ScriptedModel(difficulty, weak=name == "toy-weak")
     else:
-        llm = language_model(name, flag, temperature, timeout)
+        llm = find(name, flag, temperature, timeout)
     make = Simulator
     if reader:
         from reader import WORDS, Reader, ReadSimulator  # here, because most runs have none
 
         if difficulty != "vanilla":
             raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
-        source = language_model(reader, "--reader", 1.0, timeout, template_args, WORDS[lang])
+        source = find(reader, "--reader", 1.0, timeout, template_args, WORDS[lang])
         hearing_model = Reader(source, lang, concurrency=concurrency, **shared)
         make = partial(ReadSimulator, reader=hearing_model)
     # a script never waits, and an engine has a queue of its own
@@ -75,8 +78,8 @@ def local_models():
     return local
 
 
-def simulator_of_run(cfg, log, clock):
-    """The Simulator that a run's Settings `cfg` ask for."""
+def simulator_of_run(cfg, log, clock, find=None):
+    """The Simulator that a run's Settings `cfg` ask for. find: as in `make_simulator`."""
     return make_simulator(
         cfg.simulator,
         cfg.lang,
@@ -86,6 +89,7 @@ def simulator_of_run(cfg, log, clock):
         temperature=cfg.simulator_temperature,
         reader=cfg.reader,
         template_args=cfg.template_args,
+        find=find,
         log=log,
         clock=clock,
     )

@@ -27,6 +27,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from operator import attrgetter
 
 import torch
@@ -199,16 +200,6 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
     # A group never crosses ranks.
     here = {n: p for n, p in enumerate(profiles) if n % ranks.world_size() == ranks.rank()}
 
-    def make_agent(number):
-        return Agent(
-            models.engine,
-            models.chat,
-            think=cfg.think,
-            max_tokens=cfg.max_tokens,
-            context=models.context,
-            seed=[cfg.seed, SEEDS[kind], step, number],
-        )
-
     is_evaluation = kind == "evaluation"
     rules = replace(TRAINING, max_turns=cfg.max_turns, own_first_line=is_evaluation)
     with tqdm(
@@ -223,7 +214,7 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
             simulator,
             here,
             group_size,
-            make_agent,
+            partial(make_agent, models, cfg, kind, step),
             rules,
             name=f"{kind} {step}",
             timeout=ROLLOUT_TIMEOUT,
@@ -240,6 +231,18 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
     counts = run.log_dropped(kind, step, dropped, n_dialogues)
     all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
     return episodes, sorted(all_episodes, key=attrgetter("number")), counts
+
+
+def make_agent(models, cfg, kind, step, number):
+    """The policy's side of dialogue `number` of a batch."""
+    return Agent(
+        models.engine,
+        models.chat,
+        think=cfg.think,
+        max_tokens=cfg.max_tokens,
+        context=models.context,
+        seed=[cfg.seed, SEEDS[kind], step, number],
+    )
 
 
 def stop_if_asked(run, models):
