@@ -10,20 +10,19 @@ they may differ: then it is another step from these weights.) A user behind a se
 with --ask; its answers are kept in RUN/lens-calls.jsonl, so that a second page asks nothing again.
 """
 
-from support.calls import CallLog, Clock
+from support.calls import CallLog
 from support.command_line import SCRIPTED, Parser, natural, positive, split_name
 from support.errors import BadInput, SimulatorFailed
 from support.files import lock, read_jsonl, write_file
 from support.loading import load_model
 from support.needs import need_of
-from support.rundir import checkpoints, settings_of_run
+from support.rundir import RunDir, checkpoints, settings_of_run
 from support.settings import Settings
 
 import asyncio
 import copy
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,8 +36,7 @@ from people import profiles_of_step, refuse_other_heldout, users_of_run
 from players import simulator_of_run
 from policy import lay_out, split_batch
 from ppo import log_probs_of, place_rewards, policy_loss
-from rlver import UPDATES, make_agent
-from rollout import rollout
+from rlver import UPDATES, hold_dialogues, make_agent
 from toy import world
 
 TEMPLATE = Path(__file__).with_name("lens.html.j2")
@@ -79,28 +77,27 @@ def find_step(out, step):
 
 def make_again(cfg, out, number, checkpoint, ask, runner):
     """Make step `number` again. Returns its settings, people, models (after the update, but the
-    engine has the weights before it), simulator and dialogues: a list of (Episode, {name: [L] list,
-    what the update did with each token of its row})."""
+    engine has the weights before it), simulator and dialogues: a list of (Episode, {name: [L] tensor
+    of what the update did with each token of its row})."""
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     refuse_other_heldout(out, heldout)
+    run = RunDir(out, cfg, rank=1)  # only rank 0 writes to the run's files
     costs = cfg.reader or cfg.simulator not in SCRIPTED
-    log = CallLog(out / "lens-calls.jsonl" if ask and costs else None)
+    run.calls, run.runner = CallLog(out / "lens-calls.jsonl" if ask and costs else None), runner
     for path in out.glob("*calls*.jsonl"):
-        log.read(path)
-    simulator = simulator_of_run(cfg, log, Clock(), find=None if ask else Silent)
+        run.calls.read(path)
+    simulator = simulator_of_run(cfg, run.calls, run.clock, find=None if ask else Silent)
     if ask:
         runner.run(simulator.check())
     elif simulator.reader:
         runner.run(simulator.reader.set_scale())
-    models = Models(cfg, checkpoint, out / "start.pt", Clock(), runner)
+    models = Models(cfg, checkpoint, run.start_file, run.clock, runner)
     profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, number)
-    agent = partial(make_agent, models, cfg, "training", number)
-    rules, name = replace(TRAINING, max_turns=cfg.max_turns), f"training {number}"
-    groups = dict(enumerate(profiles))
-    dialogues = rollout(simulator, groups, cfg.group_size, agent, rules, name=name)
-    episodes, dropped = runner.run(dialogues)
-    if not episodes:
-        raise BadInput(f"no dialogue could be held: {dropped[0]['reason']}; see --ask")
+    run.saved_step = number  # nothing is to be saved
+    run.state = {"step": number}
+    episodes, _, counts = hold_dialogues(
+        run, simulator, models, profiles, cfg.group_size, "training", number
+    )
     of_packing = {"max_tokens": cfg.tokens_per_gpu, "device": models.device, "reward": cfg.reward}
     minibatches = split_batch(
         episodes, cfg.batch_size, cfg.minibatches, seed=f"{cfg.seed} {number}", **of_packing
@@ -128,7 +125,7 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
             tokens = {name: column[row, :length].cpu() for name, column in zip(names, columns)}
             dialogues.append((owners.pop(k)[1], tokens))
     dialogues.sort(key=lambda pair: pair[0].number)
-    difference = compare(out, number, episodes, len(dropped))
+    difference = compare(out, number, episodes, counts["dropped"])
     parts = dict(number=number, cfg=cfg, models=models, simulator=simulator, profiles=profiles)
     return SimpleNamespace(**parts, heldout=heldout, dialogues=dialogues, difference=difference)
 
