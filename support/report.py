@@ -10,7 +10,7 @@ scripts and to fetch anything (its Content-Security-Policy).
 
 from support.command_line import fold, print_folded, scripted_notice
 from support.errors import BadInput
-from support.files import read_json, read_jsonl, write_file
+from support.files import parse_json, read_json, read_jsonl, write_file
 from support.metrics import column, scores_by, warnings_of
 from support.needs import need_of
 from support.rundir import checkpoints, metrics_of, scale_of_run
@@ -91,6 +91,8 @@ def print_summary(out):
     print(f"open {shlex.quote(f'{out}/report.html')}")
     print(f"next: the benchmark ({scale}), before and after this run:")
     print(f"    python evaluate.py --policy {shlex.quote(str(out))} --before-after")
+    print("what one update did to every word:")
+    print(f"    python -m tools.lens {shlex.quote(str(out))}")
 
 
 def print_table(table):
@@ -209,6 +211,17 @@ TEMPLATE = Path(__file__).with_name("report.html.j2")
 MAX_USERS = 24  # whose dialogues are shown: three of each need, if the needs take turns
 
 
+def sentences_of(analysis):
+    """The texts in a logged answer to f_emo, a JSON object, one behind the other: without the keys,
+    the code and the numbers. What is no such object stays as it is."""
+    try:
+        answer = dict(parse_json(analysis))
+    except (TypeError, ValueError):
+        return analysis
+    texts = [text for key, text in answer.items() if isinstance(text, str) and key != "code"]
+    return "\n".join(texts)
+
+
 def dialogues_of_run(out, people, last_step):
     """What the page shows of the dialogues with held-out users. people: their profiles. Returns
     {"sides": {"before": the dialogues before training, "after": those of the last evaluation},
@@ -259,6 +272,7 @@ def write_page(out, people):
         steps=len(rows),
         warnings=warnings_of(rows).values(),
         evaluations=evaluations,
+        sentences_of=sentences_of,
         **draw_curves(out, rows, evaluations),
         **dialogues_of_run(out, people, evaluations[-1]["step"]),
     )

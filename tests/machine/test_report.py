@@ -40,7 +40,9 @@ def run(tmp_path):
     write(out / "metrics.jsonl", *[{**row, "step": step} for step in (1, 2)])
     (person,) = toy_profiles("heldout", 1)
     turn = dict.fromkeys(("reply", "thought", "user", "analysis"), HOSTILE)
-    turns = [{**turn, "change": -3, "emotion": 27}, {**turn, "change": None, "emotion": None}]
+    answer = json.dumps({"content": HOSTILE, "code": "bcdf", "change": -3})
+    turns = [{**turn, "change": -3, "emotion": 27, "analysis": answer}]
+    turns += [{**turn, "change": None, "emotion": None}]
     dialogue = {"profile_id": person.id, "split": "heldout", "turns": turns, "ended": "malformed"}
     dialogue |= {"first_line": HOSTILE, "group": 0}
     dialogues = [{**dialogue, "step": step, "reward": 0.1 + step / 4} for step in (0, 2)]
@@ -65,6 +67,7 @@ def test_the_page_of_a_run(run):
         report.draw(run, toy_profiles("heldout", 1))
     )  # without a summary.json: the run is not over
     assert html.count("&lt;script&gt;window.pwned = 1") == 18  # two sides of nine texts
+    assert "bcdf" not in html and "&#34;content" not in html  # an analysis is told in sentences
     assert "21.1 ± 1.3 → 85.0 ± 1.4" in html
     assert "from 30, 3 replies" in html and "2 of 4 training steps" in html
     assert "The user toy is a script" in html and "27 (-3)" in html
