@@ -5,6 +5,7 @@
     chat         talk to a policy, watch it talk, or talk with a user in its place
     fitness      may a language model play the user?
     judge        what does a language model say about the dialogues?
+    lens         what did one update do to every word?
     profiles     make users, or look for overlaps in files of them
     replay       may the user who gives the reward be trusted?
     report       the page and the picture of a run
