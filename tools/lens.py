@@ -43,7 +43,7 @@ TEMPLATE = Path(__file__).with_name("lens.html.j2")
 SHADES = 4  # of a colour: how far a log-prob moved, against the largest move on the page
 TITLE = (
     "log pi {before:.3f}, after the step {after:.3f} (engine {engine:.3f}); advantage "
-    "{advantage:+.3f}, ratio {ratio:.3f}, entropy {entropy:.3f}"
+    "{advantage:+.3f}; ratio {ratio:.3f} at its mini-batch; entropy {entropy:.3f}"
 )
 
 # --------------------------------------------------------------------------------- the step, again
@@ -172,9 +172,9 @@ def explain(episode, tokens, rewards, cfg):
     if cfg.algo == "grpo" and cfg.reward == "terminal":
         r, others = episode.reward, (rewards.sum() - episode.reward) / (len(rewards) - 1)
         rule = {
-            "grpo": f"({r:.2f} − {rewards.mean():.3f}) / {rewards.std():.3f}",
-            "dr-grpo": f"{r:.2f} − {rewards.mean():.3f}",
-            "rloo": f"{r:.2f} − {others:.3f} (of the others)",
+            "grpo": f"({r:.2f} − {rewards.mean():.4f}) / {rewards.std():.4f}",
+            "dr-grpo": f"{r:.2f} − {rewards.mean():.4f}",
+            "rloo": f"{r:.2f} − {others:.4f} (of the others)",
         }
         return [f"{rule[cfg.advantage]} = {advantage[0]:+.3f}"]
     lines, error = [], reward + cfg.gamma * torch.cat([value[1:], torch.zeros(1)]) - value
@@ -183,8 +183,8 @@ def explain(episode, tokens, rewards, cfg):
         line = f"turn {k}: reward {reward[here].sum():+.2f}"
         if cfg.algo == "ppo":
             line += f", V {value[here][0]:.3f}, sum of the TD errors {error[here].sum():+.3f}"
-        first, *_, last = [*advantage[here].tolist(), advantage[here][-1].item()]
-        lines.append(f"{line}, advantage {first:+.3f} to {last:+.3f}")
+        first, last = advantage[here][0], advantage[here][-1]
+        lines.append(f"{line}, advantage of its first word {first:+.3f}, of its last {last:+.3f}")
     return lines
 
 
@@ -192,10 +192,10 @@ def explain(episode, tokens, rewards, cfg):
 
 
 def parts_of(episode, tokens, chat, think, largest):
-    """The segments of a dialogue as the page shows them: (is it the policy's?, its words), each word
-    {"text", "thought", "shade": from -SHADES to SHADES, "clipped", "title"}; of others only a text.
-    largest: the largest |move| of a log-prob."""
-    parts, k = [], 0
+    """The segments of a dialogue as the page shows them: (the Turn that the policy sampled it in, or
+    None, its words), each word {"text", "thought", "shade": from -SHADES to SHADES, "clipped",
+    "title"}; of what was not sampled only a text. largest: the largest |move| of a log-prob."""
+    parts, k, turns = [], 0, iter(episode.turns)
     for segment in episode.segments:
         words, text = [], ""
         for token in segment.ids:
@@ -205,7 +205,8 @@ def parts_of(episode, tokens, chat, think, largest):
             word |= {"shade": round(SHADES * row["move"] / largest), "clipped": row["clipped"]}
             words.append(word | {"title": TITLE.format(**row)})
             k += 1
-        parts.append((segment.log_probs is not None, words if segment.log_probs else text))
+        is_sampled = segment.log_probs is not None
+        parts.append((next(turns), words) if is_sampled else (None, text))
     return parts
 
 
@@ -305,7 +306,17 @@ def write_page(step, group, around, out):
         dialogues.append((episode, lines, mean, tokens["move"].sum().item(), parts))
     profile = step.profiles[group[0][0].group]
     need, _ = need_of(profile.task, profile.need)
-    values = dict(title=out.name, step=step, cfg=cfg, profile=profile, need=need, around=around)
+    clipped = [sum(tokens["clipped"].sum().item() for _, tokens in step.dialogues)]
+    clipped += [sum((tokens["turn"] > 0).sum().item() for _, tokens in step.dialogues)]
+    values = dict(
+        clipped=clipped,
+        title=out.name,
+        step=step,
+        cfg=cfg,
+        profile=profile,
+        need=need,
+        around=around,
+    )
     page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = page.from_string(TEMPLATE.read_text("utf-8"))
     html = template.render(values, dialogues=dialogues, largest=largest)

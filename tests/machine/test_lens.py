@@ -11,7 +11,7 @@ import pytest
 
 from policy import Policy, pack
 from ppo import log_probs_of
-from runs import files, go, output_of, read_json, refuse
+from runs import files, go, metrics, output_of, read_json, refuse
 from server import Loopback, toy_people
 from tools import lens
 
@@ -43,7 +43,9 @@ def test_the_numbers_are_the_updates(flags, tiny_dir, tmp_path, capfd, monkeypat
     again = lens.make_again
     monkeypatch.setattr(lens, "make_again", lambda *args: made.append(again(*args)) or made[0])
     html = look(capfd, out)
-    assert SAME in html and "what step 2 did" in html
+    row = metrics(out)[1]
+    n_clipped, total = round(row["clipfrac"] * row["tokens_trained"]), row["tokens_trained"]
+    assert f"{n_clipped} of the {total} words" in html and SAME in html
     policy = Policy(load_model(out / "checkpoint-000002")[0])
     said = re.findall(r"log pi -?\d+\.\d+, after the step (-?\d+\.\d+)", html)
     shown = []
