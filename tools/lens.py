@@ -16,6 +16,7 @@ from support.errors import BadInput, SimulatorFailed
 from support.files import lock, read_jsonl, write_file
 from support.loading import load_model
 from support.needs import need_of
+from support.ranks import join_ranks
 from support.rundir import RunDir, checkpoints, settings_of_run
 from support.settings import Settings
 
@@ -335,6 +336,7 @@ def look(args):
         raise BadInput(f"{args.path}: there is no run here, or one of another version")
     cfg = replace(Settings(**config), engine="torch")
     number, checkpoint = find_step(out, args.step)
+    join_ranks(cuda=torch.cuda.is_available() and not cfg.toy)
     if args.ask:
         calls = cfg.batch_size * (2 * cfg.max_turns + 1) + 2 * 64 + 63
         print(f"at most {calls} calls, minus the answers in {out}/calls.jsonl and lens-calls.jsonl")
