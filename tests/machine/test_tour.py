@@ -78,4 +78,5 @@ def test_six_steps_raise_the_emotion_and_are_drawn(printed):
     assert len(curve) == 6
     assert sum(curve[-3:]) > sum(curve[:3])
     assert "<picture>" in printed
-    assert "BEFORE" in printed[-1]
+    assert "AFTER" in cell_with(printed, "BEFORE")
+    assert printed[-1].count("Dialogue") == 8
