@@ -383,14 +383,14 @@ class DistanceFromStart:
         """Write the first of these episodes, over all ranks, to the file, and read it."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
         episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
-        kept = []
+        pairs = []
         for episode in episodes:
             batch = pack([episode])
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
-            kept.append((vars(batch), log_probs.cpu()))
+            pairs.append((vars(batch), log_probs.cpu()))
         if rank() == 0:
             scratch = self.path.with_name(f".{self.path.name}")  # nobody ever finds half a file
-            torch.save(kept, scratch)
+            torch.save(pairs, scratch)
             os.replace(scratch, self.path)
         self.read()
 
@@ -398,12 +398,12 @@ class DistanceFromStart:
         """Read this rank's part of the file: [(Batch, log-probs of pi_0)]. Every rank gets equally
         many, empty ones if need be, because a forward pass is a collective call. Only the first
         rank needs the file. Raises BadInput if it is not whole."""
-        kept = broadcast(load_tensors, self.path)
+        pairs = broadcast(load_tensors, self.path)
         empty = dummy_batch()
-        while len(kept) % world_size():
-            kept.append((vars(empty), empty.engine_log_probs))
+        while len(pairs) % world_size():
+            pairs.append((vars(empty), empty.engine_log_probs))
         self.dialogues = [
-            (Batch(**tensors), log_probs) for tensors, log_probs in kept[rank() :: world_size()]
+            (Batch(**tensors), log_probs) for tensors, log_probs in pairs[rank() :: world_size()]
         ]
 
     def kl(self):

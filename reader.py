@@ -76,14 +76,14 @@ def log_odds(likeliest, words):
     likeliest: [(text of a token, log-prob)], the LIKELIEST ones; words: a pair of WORDS. Tokens
     that differ in case or blanks are the same word. A missing word has at most the probability of
     the least likely token, and gets that one."""
-    found = {}  # {word: log-prob}
+    log_prob_of = {}  # {word: log-prob}
     for text, log_prob in likeliest:
         word = text.strip().casefold()
-        found[word] = np.logaddexp(found.get(word, -np.inf), log_prob)
+        log_prob_of[word] = np.logaddexp(log_prob_of.get(word, -np.inf), log_prob)
     least = min(log_prob for _, log_prob in likeliest)
-    yes, no = (float(found.get(word, least)) for word in words)
-    mass = sum(math.exp(found[word]) for word in words if word in found)
-    return yes - no, mass, [word for word in words if word not in found]
+    yes, no = (float(log_prob_of.get(word, least)) for word in words)
+    mass = sum(math.exp(log_prob_of[word]) for word in words if word in log_prob_of)
+    return yes - no, mass, [word for word in words if word not in log_prob_of]
 
 
 def weigh(z):
