@@ -11,8 +11,8 @@
     5. log          a line of metrics, every dialogue word for word
     6. evaluate     held-out users, before and after; and save checkpoints
 
-`train` is the loop; the functions that it calls follow. Flags, torchrun, files,
-printing and pictures are in support/; a first reading can skip them.
+`train` is the loop; the functions that it calls follow. Flags, torchrun, files, printing and
+pictures are in support/; a first reading can skip them.
 """
 
 # support comes first: it sets up what must be set up before torch is imported
@@ -141,13 +141,15 @@ def set_up(run):
 def evaluate_and_save(run, simulator, models):
     """Step 6, where it is due. `train` calls it
 
-    before step 1       evaluate, save
-    after each step     evaluate if --eval-every is over, save if --save-every is
-    after the last one  save, evaluate: a run that is resumed with more --steps goes on from a
-                        state without this evaluation, as if it had never stopped here
-    at a resume         make the evaluation that the run was stopped before"""
+        before step 1       evaluate, save
+        after each step     evaluate if --eval-every is over, save if --save-every is
+        after the last one  save, evaluate: a run that is resumed with more --steps goes on from a
+                            state without this evaluation, as if it had never stopped here
+        at a resume         make the evaluation that the run was stopped before
+
+    A new run is at step -1 until it is evaluated."""
     cfg, state = run.cfg, run.state
-    step = max(0, state["step"])  # a new run is at -1
+    step = max(0, state["step"])
     if state["step"] == cfg.steps:
         save(run, models)
     is_due = step in (0, cfg.steps) or (cfg.eval_every and step % cfg.eval_every == 0)
@@ -224,11 +226,7 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
     stop_if_asked(run, models)
     dropped = ranks.all_gather_list(dropped_here)
     n_dialogues = len(profiles) * group_size
-    if len(dropped) > errors.MAX_LOST * n_dialogues:
-        # Save first: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged
-        # before the save would survive the cut, and the repeated step would log them again.
-        save(run, models)
-    counts = run.log_dropped(kind, step, dropped, n_dialogues)
+    counts = run.log_dropped(kind, step, dropped, n_dialogues, partial(save, run, models))
     all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
     return episodes, sorted(all_episodes, key=attrgetter("number")), counts
 

@@ -216,7 +216,7 @@ def sentences_of(analysis):
     the code and the numbers. What is no such object stays as it is."""
     try:
         answer = dict(parse_json(analysis))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return analysis
     texts = [text for key, text in answer.items() if isinstance(text, str) and key != "code"]
     return "\n".join(texts)

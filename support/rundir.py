@@ -38,17 +38,17 @@ class RunDir:
     Every rank has such an object, but only the first one writes and prints (each logs its own calls
     to the user's model).
 
-    path, cfg     the directory; Settings
-    runner        the asyncio.Runner in which all dialogues are held
-    clock, calls  the seconds in which only the user's model is at work; the log of its calls
-    state         what a checkpoint keeps of the run (`restore`), from there on
-    saved_step    the step of the newest checkpoint, likewise
-    heldout       the profiles of the held-out users, likewise
-    rows          the lines of metrics, from `restore` on
-    warning_names     the names of the warnings that were printed, from `restore` on
-    start_time    when the run would have begun without interruptions, from `restore` on
-    stop          the StopSignal
-    start_file    holds a few dialogues of the starting policy, to measure the KL from it
+    path, cfg      the directory; Settings
+    runner         the asyncio.Runner in which all dialogues are held
+    clock, calls   the seconds in which only the user's model is at work; the log of its calls
+    state          what a checkpoint keeps of the run (`restore`), from there on
+    saved_step     the step of the newest checkpoint, likewise
+    heldout        the profiles of the held-out users, likewise
+    rows           the lines of metrics, from `restore` on
+    warning_names  the names of the warnings that were printed, from `restore` on
+    start_time     when the run would have begun without interruptions, from `restore` on
+    stop           the StopSignal
+    start_file     holds a few dialogues of the starting policy, to measure the KL from it
     """
 
     def __init__(self, path, cfg, rank=0):
@@ -184,14 +184,19 @@ class RunDir:
             score = f"held-out score {scores['score']:.1f} ({scale_of_run(vars(self.cfg))})"
             self.tell(f"step {step}: {score}")
 
-    def log_dropped(self, kind, step, rows, n_dialogues):
+    def log_dropped(self, kind, step, rows, n_dialogues, save):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
         Returns {"dropped": their number, "unreadable": how many of them had unreadable answers of
         the user, "tokens_dropped": the tokens that were sampled for them}. Raises TooManyLost if
-        they are more than a fifth of `n_dialogues`."""
+        they are more than a fifth of `n_dialogues`, after save(), which writes a checkpoint."""
+        too_many = len(rows) > MAX_LOST * n_dialogues
+        if too_many:
+            # First: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged before
+            # the save would survive the cut, and the repeated step would log them again.
+            save()
         for row in rows:
             self.append("dropped.jsonl", {"step": step, "kind": kind, **row})
-        if len(rows) > MAX_LOST * n_dialogues:
+        if too_many:
             raise TooManyLost(
                 f"{len(rows)} of {n_dialogues} dialogues are lost, the first because of: "
                 f"{rows[0]['reason']} (dropped.jsonl holds what was said in them)"

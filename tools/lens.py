@@ -198,6 +198,10 @@ def parts_of(episode, tokens, chat, think, largest):
     "title"}; of what was not sampled only a text. largest: the largest |move| of a log-prob."""
     parts, k, turns = [], 0, iter(episode.turns)
     for segment in episode.segments:
+        if segment.log_probs is None:
+            parts.append((None, chat.decode(segment.ids)))
+            k += len(segment.ids)
+            continue
         words, text = [], ""
         for token in segment.ids:
             word = {"text": chat.decode([token]), "thought": think and "</think>" not in text}
@@ -206,8 +210,7 @@ def parts_of(episode, tokens, chat, think, largest):
             word |= {"shade": round(SHADES * row["move"] / largest), "clipped": row["clipped"]}
             words.append(word | {"title": TITLE.format(**row)})
             k += 1
-        is_sampled = segment.log_probs is not None
-        parts.append((next(turns), words) if is_sampled else (None, text))
+        parts.append((next(turns), words))
     return parts
 
 
@@ -280,8 +283,9 @@ def look_around(step, out, runner):
         for when, engine in (("before training", start), ("after this step", models.engine)):
             replies = [text for text, _ in runner.run(reply_to_all(step, engine, people))]
             changes = runner.run(hear_all(step, people, replies))
-            own = np.eye(len(people), dtype=bool)
-            tables[when] = replies, changes.tolist(), changes[own].mean(), changes[~own].mean()
+            others = changes[~np.eye(len(people), dtype=bool)]
+            mean_of_others = others.mean() if others.size else None
+            tables[when] = replies, changes.tolist(), changes.diagonal().mean(), mean_of_others
         silence = ""
     except SimulatorFailed as error:
         tables, silence = {}, str(error)
