@@ -2,8 +2,10 @@
 numbers that are kept. (How long anything takes is no test: this machine may be busy.)"""
 
 from support.loading import load_model
+from support.results import recorded_dialogues
 from support.rundir import RunDir
 
+import asyncio
 import re
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks import gpu, small, speed, tables
+from players import make_simulator
 from policy import Policy, pack
 from rollout import Episode, Segment
 from runs import rows
@@ -95,7 +98,27 @@ def test_a_perplexity_is_that_of_the_replies_each_behind_its_dialogue(tiny_dir):
     assert float(small.perplexity(policy, chat, dialogues)) == pytest.approx(wanted, rel=1e-5)
 
 
+def test_a_reply_that_is_needed_moves_its_person_and_one_for_all_moves_everybody(good):
+    rows = recorded_dialogues(good)
+    moved = []
+    for _ in range(2):
+        moved.append(asyncio.run(small.moved_by_first_replies(rows, make_simulator("toy"))))
+        for row in rows:
+            row["turns"] = rows[0]["turns"]
+    (own, others), (own_alike, others_alike) = moved
+    assert own > 5 and others < 0 and own_alike == pytest.approx(others_alike)
+
+
 # ------------------------------------------------------------------------------------------- tables
+
+
+def test_a_column_is_empty_where_a_line_was_measured_before_it():
+    line = dict(MEASURED["small-kl-10"])
+    line["before_and_after"] = line["before_and_after"] | {"new": [1, 2.5]}
+    head, _, *rows = tables.table_small(MEASURED | {"small-kl-10": line}).splitlines()
+    cells = {row.split(" | ")[0]: row.split(" | ")[-2] for row in [head, *rows]}
+    assert cells["| kl-10"] == "1 to 2.5" and cells["| "] == "new" and cells["| grpo-0"] == ""
+    assert len({row.count("|") for row in [head, *rows]}) == 1
 
 
 def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
