@@ -216,14 +216,12 @@ async def hear_all(dialogues, users, versions):
 
 
 def one_of_each_need(rows, profiles):
-    """[(Profile, its first logged dialogue)] of at most eight of `profiles`: the first of each need
-    that is among `rows`, lines of dialogues.jsonl. (People whose need has no name count each.)"""
-    logged, chosen = {}, {}
+    """[(Profile, its dialogue)] of at most eight of `profiles`: the first of each need in `rows`,
+    lines of dialogues.jsonl. (People whose need has no name count each.)"""
+    people, chosen = {profile.id: profile for profile in profiles}, {}
     for row in rows:
-        logged.setdefault(row["profile_id"], row)
-    for profile in profiles:
-        if profile.id in logged:
-            chosen.setdefault(profile.need or profile.id, (profile, logged[profile.id]))
+        profile = people[row["profile_id"]]
+        chosen.setdefault(profile.need or profile.id, (profile, row))
     return list(chosen.values())[:8]
 
 
