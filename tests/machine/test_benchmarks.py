@@ -100,25 +100,21 @@ def test_a_perplexity_is_that_of_the_replies_each_behind_its_dialogue(tiny_dir):
 
 def test_a_reply_that_is_needed_moves_its_person_and_one_for_all_moves_everybody(good):
     rows = recorded_dialogues(good)
-    moved = []
-    for _ in range(2):
-        moved.append(asyncio.run(small.moved_by_first_replies(rows, make_simulator("toy"))))
-        for row in rows:
-            row["turns"] = rows[0]["turns"]
-    (own, others), (own_alike, others_alike) = moved
-    assert own > 5 and others < 0 and own_alike == pytest.approx(others_alike)
+    needed, alike = (
+        asyncio.run(small.moved_by_first_replies(dialogues, make_simulator("toy")))
+        for dialogues in (rows, [row | {"turns": rows[0]["turns"]} for row in rows])
+    )
+    assert needed[0] > 5 and needed[1] < 0 and alike[0] == pytest.approx(alike[1])
 
 
 # ------------------------------------------------------------------------------------------- tables
 
 
 def test_a_column_is_empty_where_a_line_was_measured_before_it():
-    line = dict(MEASURED["small-kl-10"])
-    line["before_and_after"] = line["before_and_after"] | {"new": [1, 2.5]}
-    head, _, *rows = tables.table_small(MEASURED | {"small-kl-10": line}).splitlines()
-    cells = {row.split(" | ")[0]: row.split(" | ")[-2] for row in [head, *rows]}
-    assert cells["| kl-10"] == "1 to 2.5" and cells["| "] == "new" and cells["| grpo-0"] == ""
-    assert len({row.count("|") for row in [head, *rows]}) == 1
+    line = MEASURED["small-kl-10"]
+    line = line | {"before_and_after": line["before_and_after"] | {"new": [1, 2.5]}}
+    *_, kl, short, _ = tables.table_small(MEASURED | {"small-kl-10": line}).splitlines()
+    assert kl.endswith(" | 1 to 2.5 | 7 |") and short.endswith(" |  | 5 |")
 
 
 def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():
