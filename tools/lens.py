@@ -313,10 +313,8 @@ def main(argv=None):
     parser = Parser(prog="python -m tools.lens", description=text)
     add = parser.add_argument
     add("path", help="directory of a run", metavar="RUN")
-    text = "the step (default: the one after the older of the two checkpoints)"
-    add("--step", type=positive, metavar="N", help=text)
-    text = "the group that is shown (default: the one whose rewards differ most)"
-    add("--group", type=natural, metavar="N", help=text)
+    add("--step", type=positive, metavar="N", help="default: the one after the older checkpoint")
+    add("--group", type=natural, metavar="N", help="default: the one whose rewards differ most")
     add("--ask", action="store_true", help="ask the user's model what the run's log does not have")
     return parser.run(look, argv)
 
