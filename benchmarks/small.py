@@ -28,7 +28,7 @@ import players
 from emotion import TRAINING
 from policy import Policy, pack
 from rollout import Episode, Reply, Segment, rollout
-from tools.replay import final_score, replay_all
+from tools.replay import final_score, heard_by_all, one_of_each_need, replay_all
 
 # The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
 READER = os.environ.setdefault("READER", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
@@ -132,6 +132,8 @@ def before_and_after(place):
             row for row in rows if row["split"] == "heldout" and row["step"] == evaluation["step"]
         ]
         own, echoed = listens(*start, end[:LISTENERS])
+        model = players.make_simulator("toy", reader=f"local:{READER}")
+        to_person, to_others = asyncio.run(moved_by_first_replies(end, model))
         for column, value in {
             "final emotion": evaluation["score"],
             "asked in other words": asyncio.run(score_in_other_words(end)),
@@ -139,6 +141,8 @@ def before_and_after(place):
             "words that were heard": echoed,
             "distinct word pairs": signs([replies_of(row) for row in end])["distinct_2"],
             "perplexity under the start": perplexity(*start, end),
+            "first reply, to the person": to_person,
+            "first reply, to others": to_others,
         }.items():
             columns.setdefault(column, []).append(float(value))
         shown.append([lines_of(row) for row in end[:SHOWN]])
@@ -167,6 +171,17 @@ async def score_in_other_words(dialogues):
     users = {profile.id: profile for profile in people.toy_profiles("heldout")}
     heard = await replay_all(dialogues, model, users)
     return np.mean([final_score(row, felt) for row, felt in zip(dialogues, heard)])
+
+
+async def moved_by_first_replies(dialogues, model):
+    """How far the first replies of recorded dialogues move the emotion on average, as in
+    tools.lens: (of the person to whom each was said, of others with another need). A comfort that
+    fits anybody moves both alike."""
+    await model.check()
+    heard = one_of_each_need(dialogues, people.toy_profiles("heldout"))
+    replies = [replies_of(row)[0] for _, row in heard]
+    _, own, others = await heard_by_all(model, heard, replies)
+    return own, others
 
 
 def starting_policy(config):

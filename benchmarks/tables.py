@@ -475,11 +475,12 @@ def table_small(measured):
     if not lines:
         return ""
     rows = []
+    # a column that a line lacks, because it was measured before there was such a column, is empty
+    columns = list(dict.fromkeys(name for line in lines for name in line["before_and_after"]))
     for line in lines:
-        pairs = line["before_and_after"].values()
-        cells = [f"{before:.3g} to {after:.3g}" for before, after in pairs]
+        pairs = [line["before_and_after"].get(name, ()) for name in columns]
+        cells = [" to ".join(f"{value:.3g}" for value in pair) for pair in pairs]
         rows.append([line["name"].removeprefix("small-"), *cells, f"{line['seconds'] / 60:.0f}"])
-    columns = list(lines[0]["before_and_after"])
     grpo = [line["before_and_after"] for line in seeds_of(measured, "small-grpo")]
     gains = [interval([pairs[name][1] - pairs[name][0] for pairs in grpo]) for name in columns[:2]]
     mean = ["grpo, gain", *gains, *[""] * (len(columns) - 1)]

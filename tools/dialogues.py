@@ -183,8 +183,14 @@ def check_files(args, least=1, inputs=(), out=None):
         raise BadInput("name a FILE: results of evaluate.py, or a run's log")
 
 
-def check_picture(path):
-    """Raise BadInput if matplotlib cannot write a picture to this path."""
+def check_picture(args, has_one, which):
+    """Raise BadInput if --picture is given, and there is no picture to draw (`which` says what has
+    one), or matplotlib cannot write it."""
+    path = args.picture
+    if not path:
+        return
+    if not has_one:
+        raise BadInput(f"--picture: only {which} one")
     try:
         from matplotlib.backend_bases import FigureCanvasBase
     except ImportError as error:

@@ -232,10 +232,7 @@ def judge(args):
     of two files}."""
     name = args.question
     check_files(args, out=args.picture)
-    if args.picture:
-        if name != "capabilities":
-            raise BadInput("--picture: only capabilities have one")
-        check_picture(args.picture)
+    check_picture(args, name == "capabilities", "capabilities have")
     need_judge(args)
     slots_of, schema, scores_of = QUESTIONS[name]
     cases = make_cases(args.files, name, slots_of)

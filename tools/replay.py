@@ -29,6 +29,7 @@ import contextlib
 import numpy as np
 from tqdm.asyncio import tqdm
 
+from emotion import TRAINING
 from players import check_playable, make_simulator
 from policy_and_users import USUAL_USER, user_label
 from tools.asking import ask, open_call_log, source_of
@@ -209,6 +210,39 @@ async def hear_all(dialogues, users, versions):
         for version, changed in versions.items():
             feelings[name + version] = await replay_all(changed, model, people)
     return feelings
+
+
+# ---------------------------------------------------------------------- first replies, heard by all
+
+
+def one_of_each_need(rows, profiles):
+    """[(Profile, its dialogue)] of at most eight of `profiles`: the first of each need in `rows`,
+    lines of dialogues.jsonl. (People whose need has no name count each.)"""
+    people, chosen = {profile.id: profile for profile in profiles}, {}
+    for row in rows:
+        profile = people[row["profile_id"]]
+        chosen.setdefault(profile.need or profile.id, (profile, row))
+    return list(chosen.values())[:8]
+
+
+async def heard_by_all(model, people, replies):
+    """Put the first reply to each of `people`, as `one_of_each_need` returns them, to all of them,
+    each behind their own first line. model: a Simulator. Returns (changes of the emotion, a list
+    [reply][listener]; the mean change of those to whom the replies were said, the diagonal; of the
+    others, None if there is nobody else). Raises SimulatorFailed."""
+
+    async def change(i, j):
+        profile, row = people[j]
+        user = model.user(profile, TRAINING.start, f"first reply {i} heard by {j}")
+        user.dialogue.append({"speaker": "me", "text": row["first_line"]})
+        _, change = await user.feel(replies[i])
+        return change
+
+    n = len(people)
+    changes = await asyncio.gather(*[change(i, j) for i in range(n) for j in range(n)])
+    changes = np.reshape(changes, (n, n))
+    own = changes.diagonal().mean()
+    return changes.tolist(), own, mean(changes[~np.eye(n, dtype=bool)])
 
 
 # ---------------------------------------------------------------------------------------- comparing

@@ -21,7 +21,6 @@ not compare.
 
 from support.answers import as_json
 from support.command_line import positive
-from support.errors import BadInput
 from support.needs import need_of
 
 from collections import Counter
@@ -308,10 +307,7 @@ def draw(places, picture):
 def strategies(args):
     """Count the strategies of the files, or place the files. Returns the exit code."""
     check_files(args, out=args.picture)
-    if args.picture:
-        if not args.coordinate:
-            raise BadInput("--picture: only --coordinate has one")
-        check_picture(args.picture)
+    check_picture(args, args.coordinate, "--coordinate has")
     need_judge(args)
     return place_files(args) if args.coordinate else count_strategies(args)
 

@@ -2,8 +2,10 @@
 numbers that are kept. (How long anything takes is no test: this machine may be busy.)"""
 
 from support.loading import load_model
+from support.results import recorded_dialogues
 from support.rundir import RunDir
 
+import asyncio
 import re
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks import gpu, small, speed, tables
+from players import make_simulator
 from policy import Policy, pack
 from rollout import Episode, Segment
 from runs import rows
@@ -95,7 +98,23 @@ def test_a_perplexity_is_that_of_the_replies_each_behind_its_dialogue(tiny_dir):
     assert float(small.perplexity(policy, chat, dialogues)) == pytest.approx(wanted, rel=1e-5)
 
 
+def test_a_reply_that_is_needed_moves_its_person_and_one_for_all_moves_everybody(good):
+    rows = recorded_dialogues(good)
+    needed, alike = (
+        asyncio.run(small.moved_by_first_replies(dialogues, make_simulator("toy")))
+        for dialogues in (rows, [row | {"turns": rows[0]["turns"]} for row in rows])
+    )
+    assert needed[0] > 5 and needed[1] < 0 and alike[0] == pytest.approx(alike[1])
+
+
 # ------------------------------------------------------------------------------------------- tables
+
+
+def test_a_column_is_empty_where_a_line_was_measured_before_it():
+    line = MEASURED["small-kl-10"]
+    line = line | {"before_and_after": line["before_and_after"] | {"new": [1, 2.5]}}
+    *_, kl, short, _ = tables.table_small(MEASURED | {"small-kl-10": line}).splitlines()
+    assert kl.endswith(" | 1 to 2.5 | 7 |") and short.endswith(" |  | 5 |")
 
 
 def test_the_tables_in_the_documents_are_those_of_the_committed_numbers():

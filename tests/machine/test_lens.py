@@ -1,9 +1,9 @@
 """A step made again: the same dialogues, the update's own numbers, and no file of the run changed."""
 
+from support.files import lock
 from support.loading import load_model
-from support.rundir import RunDir
-from support.settings import Settings
 
+import os
 import re
 import shutil
 
@@ -11,7 +11,7 @@ import pytest
 
 from policy import Policy, pack
 from ppo import log_probs_of
-from runs import files, go, metrics, output_of, read_json, refuse
+from runs import files, go, metrics, output_of, refuse
 from server import Loopback, toy_people
 from tools import lens
 
@@ -21,12 +21,15 @@ SAME = "All replies and emotions are the same as in the run."
 
 def look(capfd, out, *flags):
     """The page of a run, of which no other file may have changed."""
-    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}, files(out)
+
+    def state():
+        return {path: path.stat().st_mtime_ns for path in out.iterdir()}, files(out)
+
+    before = state()
     printed = output_of(capfd, 0, lens.main, out, *flags)
     html = (out / "lens.html").read_text("utf-8")
     (out / "lens.html").unlink()
-    assert before == ({path: path.stat().st_mtime_ns for path in out.iterdir()}, files(out))
-    assert (SAME in printed) == (SAME in html)
+    assert before == state() and (SAME in printed) == (SAME in html)
     return html
 
 
@@ -36,38 +39,26 @@ def look(capfd, out, *flags):
 )
 def test_the_numbers_are_the_updates(flags, tiny_dir, tmp_path, capfd, monkeypatch):
     """What the page says of log pi after the step is what the next checkpoint's weights say, in which
-    nothing of the page had a hand."""
+    nothing of the page had a hand. And a reply may hold whatever a page is made of."""
     out = tmp_path / "out"
     assert go(tiny_dir, out, *flags.split(), "--steps", 2, "--save-every", 1) == 0
-    made = []
-    again = lens.make_again
-    monkeypatch.setattr(lens, "make_again", lambda *args: made.append(again(*args)) or made[0])
+    calls, write_page = [], lens.write_page
+    monkeypatch.setattr(lens, "write_page", lambda *args: calls.append(args) or write_page(*args))
     html = look(capfd, out)
+    [(step, group, *_)] = calls
     row = metrics(out)[1]
     n_clipped, total = round(row["clipfrac"] * row["tokens_trained"]), row["tokens_trained"]
     assert f"{n_clipped} of the {total} words" in html and SAME in html
-    policy = Policy(load_model(out / "checkpoint-000002")[0])
     said = re.findall(r"log pi -?\d+\.\d+, after the step (-?\d+\.\d+)", html)
-    shown = []
-    for episode, tokens in lens.choose_group(made[0], None):
+    policy, right = Policy(load_model(out / "checkpoint-000002")[0]), []
+    for episode, _ in group:
         batch = pack([episode])
         [log_probs] = log_probs_of(policy, [batch])
-        assert tokens["after"] == pytest.approx(log_probs[0], abs=1e-4)
-        shown += log_probs[batch.action_mask].tolist()
-    assert [float(text) for text in said] == pytest.approx(shown, abs=2e-3)
-    assert any(float(text) < -0.1 for text in said)
-
-
-def test_what_a_policy_says_is_text(half, capfd, monkeypatch):
-    """A reply may hold whatever a page is made of."""
-    write_page = lens.write_page
-
-    def hostile(step, *args):
-        monkeypatch.setattr(step.models.chat, "decode", lambda ids: "</style>&\u202e")
-        return write_page(step, *args)
-
-    monkeypatch.setattr(lens, "write_page", hostile)
-    html = look(capfd, half)
+        right += log_probs[batch.action_mask].tolist()
+    assert [float(text) for text in said] == pytest.approx(right, abs=1e-3)
+    assert min(right) < -0.1
+    step.models.chat.decode = lambda ids: "</style>&\u202e"
+    html = write_page(*calls[0]).read_text("utf-8")
     assert html.count("</style>") == 1 and "&lt;/style&gt;&amp;\u202e" in html
 
 
@@ -80,10 +71,9 @@ def test_a_run_between_two_checkpoints_and_one_that_is_running(half, tmp_path, c
     assert SAME in look(capfd, out, "--step", 1)
     assert "these steps can be made: 1, 3" in refuse(capfd, out, "--step", 2, main=lens.main)
     assert "--group 9: the groups" in refuse(capfd, out, "--group", 9, main=lens.main)
-    running = RunDir(out, Settings(**read_json(out / "config.json")))
-    running.open()
+    running = lock(out)
     assert "another process is at work" in refuse(capfd, out, main=lens.main)
-    running.close()
+    os.close(running)
 
 
 def test_a_server_is_asked_only_on_request_and_once(tiny_dir, tmp_path, capfd, quick):

@@ -66,16 +66,9 @@ def test_both_rules(line, every, by_sage, tmp_path):
             score(path)
 
 
-@pytest.mark.parametrize(
-    "bad, problem",
-    [
-        (sage_line(7, [5], emo_point=101), "101 is not in 0..100"),
-        (sage_line(7, [5], history=["hello"]), "string indices must be integers"),
-        (sage_line(7, ["5"]), "unsupported operand"),
-        (sage_line(7, [-3, 5]), "-3 is not in 0..100"),
-    ],
-)
-def test_a_line_that_is_no_result_is_named(bad, problem, tmp_path, capfd):
-    path = write(tmp_path / "r.jsonl", sage_line(0, [50]), bad, sage_line(1, [70]))
+def test_a_line_that_is_no_result_is_named(tmp_path, capfd):
+    """Also by what makes a line of ours of it."""
+    path = write(tmp_path / "r.jsonl", sage_line(0, [50]), sage_line(7, ["5"]))
     line = refuse(capfd, path, main=sage.main)
-    assert line.startswith(f"python -m tools.sage: {path}, line 2: ") and problem in line
+    assert line.startswith(f"python -m tools.sage: {path}, line 2: ")
+    assert "unsupported operand" in line
