@@ -30,7 +30,8 @@ def make_simulator(
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
     local:DIR; None where only a reader is asked. flag: the flag that named it, for messages;
     reader: the name of the model that hears for the user; template_args: for its chat template;
-    retries: of Simulator; find: in the place of `language_model`; shared: a Caller's log and clock.
+    retries: of Simulator; find: called in the place of `language_model`, by a tool that asks nobody;
+    shared: a Caller's log and clock.
     Raises BadInput."""
     find = find or language_model
     if name in SCRIPTED and lang != "en":

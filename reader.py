@@ -21,11 +21,7 @@ is fit:
 from support.answers import PROMPTS, as_json, fill, load_prompt
 from support.calls import AdaptiveModel, Caller
 from support.command_line import print_folded
-from support.errors import (
-    MAX_LOST,
-    BadModel,
-    UnreadableAnswers,
-)
+from support.errors import MAX_LOST, BadModel, UnreadableAnswers
 from support.files import digest, parse_json, read_jsonl
 
 import asyncio
@@ -45,7 +41,7 @@ WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
 LIKELIEST = 20  # how many of the likeliest next tokens a model returns
 LEAST_MASS = 0.5  # of both words together; with less the model was about to say something else
 MOST_MASS = 1.01  # with more, but for rounding, a probability was counted twice
-MOST_ODDS = 101  # no log-prob is below -100 (support.servers.LEAST)
+MOST_ODDS = 101  # no log-prob is below -100 (support.servers.LEAST_LOG_PROB)
 # How many standard deviations from the mean one of the sixty known replies may be before a warning.
 # Of 60 numbers, one that stands alone is at most sqrt(59) = 7.7 away. At 4 it has made the standard
 # deviation 1.2 times as large, so all changes of emotion smaller.
@@ -126,7 +122,15 @@ class ReadSimulator(Simulator):
 
 
 class Reader(Caller, AdaptiveModel):
-    """Hears replies for all users. `set_scale` must be called before the first one."""
+    """Hears replies for all users. `set_scale` must be called before the first one. From a reply to
+    the change of an emotion:
+
+        questions   the four prompts about the reply
+        read        the log-odds behind each of them, from the model, as a text for the log of calls
+        ask         the same as numbers, from the log if they are there, and checked
+        hear        z of each question, and the change
+
+    `scale` is {question: (mean, std)} of the log-odds over known replies."""
 
     FINDINGS = ("scale",)
 
@@ -141,7 +145,7 @@ class Reader(Caller, AdaptiveModel):
         # {name: [the question, what f_reply is told of a reply above the mean of the known ones,
         # what it is told of another reply]}
         self.texts = {name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS}
-        self.scale = {}  # {question: (mean, std) of its log-odds over known replies}
+        self.scale = {}  # of `set_scale`
 
     def questions(self, profile, dialogue):
         """The prompts about the friend's last reply in a User's `dialogue`, one for each of WEIGHTS,
