@@ -44,7 +44,7 @@ import numpy as np
 from tqdm import tqdm
 
 from emotion import BENCHMARK
-from policy_and_users import add_flags_of_talk, newest_run, who_talks
+from policy_and_users import add_flags_of_talk, load_both_sides, newest_run
 from rollout import SEEDS, rollout
 from simulator import EMOTION_SCHEMA
 
@@ -262,7 +262,7 @@ def run_before_after(args):
 def run_benchmark(args):
     """Hold the dialogues that the result file lacks, and print the tables. Returns the ids of the
     users. Raises TooManyLost, in the end, if more than a fifth of the dialogues are missing."""
-    policy, simulator, users, settings = who_talks(args, args.policy or newest_run())
+    policy, simulator, users, settings = load_both_sides(args, args.policy or newest_run())
     path = Path(args.out or default_path(policy))
     files.refuse_overwriting({"--json": args.json}, [path])
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -110,7 +110,7 @@ class LoadedPolicy:
     """A policy that is ready to talk."""
 
     label: str  # its name in results
-    settings: dict  # how it replies: thinking or not, temperature, tokens ...
+    settings: dict  # how it replies: the first block of settings at the top of this file
     home: Path | None  # as a PolicySource's
     make_agent: Callable  # make_agent(seed=...) -> Agent
 
@@ -193,10 +193,11 @@ class ServerAgent:
 USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla", "reader": None}
 
 
-def who_talks(args, name):
-    """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`. --lang is
-    the language of the users; for a policy that is a run it changes their prompts, but not the
-    policy's. Raises BadInput or BadModel."""
+def load_both_sides(args, name):
+    """Load the policy `name` and the users whom the flags and its run ask for. Returns
+    (LoadedPolicy, Simulator, users, settings): the users a list of Profiles, the settings what a
+    result file keeps with each dialogue. --lang is the language of the users; for a policy that is
+    a run it changes their prompts, but not the policy's. Raises BadInput or BadModel."""
     source = find_weights(name, args.step)
     run = source.run
     player, lang, difficulty, reader = (
@@ -263,7 +264,7 @@ def choose_users(args, source, simulator_name, lang):
 
 
 def add_flags_of_talk(parser):
-    """The flags that `load_policy` needs, and then those that `who_talks` needs beside them; tools
+    """The flags that `load_policy` needs, and then those that `load_both_sides` needs beside them; tools
     have them too."""
     add = parser.add_argument
     add("--step", type=natural, metavar="N", help="of a run; 0: its start (default: the newest)")

@@ -82,7 +82,7 @@ class AdaptiveModel:
     FINDINGS = ()  # the attributes that it finds out
 
     def findings(self):
-        """What it has found out, for `adopt` on another rank."""
+        """What it has found out, {name of an attribute: value}, for `adopt` on another rank."""
         return {name: getattr(self, name) for name in self.FINDINGS}
 
     def adopt(self, **attributes):

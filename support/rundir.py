@@ -134,7 +134,7 @@ class RunDir:
             "after": evaluations[-1],
             "steps": state["step"],
             "seconds": state["seconds"],
-            "warnings": list(warnings_of(metrics_of(self.path)).values()),
+            "warnings": list(warnings_of(self.rows).values()),
             "evaluations": evaluations,
         }
         write_json(self.path / "summary.json", summary)

@@ -240,7 +240,8 @@ def final_score(dialogue, feelings):
 
 
 def compare(dialogues, old, new):
-    """Print how the `new` feelings differ from the `old`, recorded ones. Returns {"found": [a
+    """Print how the `new` feelings differ from the `old`, recorded ones, a list for each of
+    `dialogues`. Returns {"found": [a
     sentence about a dialogue that is not as recorded], "final": the share of dialogues with the
     recorded score}."""
     same, differences = [], []

@@ -7,8 +7,8 @@ It writes report.html and learning_curve.png into runs/NAME.
 
 from support.command_line import Parser
 from support.errors import BadInput
-from support.files import read_json
 from support.report import draw
+from support.rundir import settings_of_run
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from people import refuse_other_heldout, users_of_run
 
 def draw_again(args):
     """Draw the run that the flags name. Returns the exit code; raises BadInput."""
-    config = read_json(Path(args.path) / "config.json")
-    if "algo" not in config:
+    config = settings_of_run(Path(args.path))
+    if not config:
         raise BadInput(f"{args.path}: there is no run here (config.json is missing or unreadable)")
     _, people = users_of_run(config["profiles"], config["eval_size"])
     refuse_other_heldout(Path(args.path), people)
