@@ -297,17 +297,15 @@ def main(argv=None):
     try:
         ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(flags) != "toy")
         cfg, out, finished = ranks.broadcast(settings.open_run, flags)
-        if finished:
-            if ranks.rank() == 0:
-                print_summary(out)
-                print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
-            return 0
-        run = rundir.RunDir(out, cfg, ranks.rank())
-        train(run)
-        run.finish()
-        draw_report(run)
-        if run.first:
+        if not finished:
+            run = rundir.RunDir(out, cfg, ranks.rank())
+            train(run)
+            run.finish()
+            draw_report(run)
+        if ranks.rank() == 0:
             print_summary(out)
+            if finished:
+                print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
     except errors.WITH_A_MESSAGE as error:
         code, message = errors.explain(error, out, ranks.rank(), ranks.world_size())
     finally:
