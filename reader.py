@@ -67,7 +67,7 @@ BIAS = -0.5  # the change at z = 0: an average reply of those sixty does not lif
 
 
 def log_odds(likeliest, words):
-    """(log p(yes) - log p(no), p(yes) + p(no), the missing words) of a next token.
+    """(log p(yes) - log p(no), p(yes) + p(no)) of a next token.
 
     likeliest: [(text of a token, log-prob)], the LIKELIEST ones; words: a pair of WORDS. Tokens
     that differ in case or blanks are the same word. A missing word has at most the probability of
@@ -79,7 +79,7 @@ def log_odds(likeliest, words):
     least = min(log_prob for _, log_prob in likeliest)
     yes, no = (float(log_prob_of.get(word, least)) for word in words)
     mass = sum(math.exp(log_prob_of[word]) for word in words if word in log_prob_of)
-    return yes - no, mass, [word for word in words if word not in log_prob_of]
+    return yes - no, mass
 
 
 def weigh(z):
@@ -164,8 +164,8 @@ class Reader(Caller, AdaptiveModel):
         return [fill(f"{beginning}\n\n{text}", values) for text, _, _ in self.texts.values()]
 
     async def read(self, prompts, words):
-        """The model of this Caller: `log_odds` behind each of `prompts`, with the likeliest word,
-        as JSON."""
+        """The model of this Caller: for each of `prompts` [log-odds, mass, the likeliest word], see
+        `log_odds`, as JSON."""
         answers = []
         for likeliest in await self.source.likeliest(prompts, LIKELIEST):
             answers.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
@@ -178,7 +178,8 @@ class Reader(Caller, AdaptiveModel):
         text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
         odds_of = {}  # {question: log-odds}
         try:
-            for name, (odds, mass, _, likeliest) in zip(WEIGHTS, parse_json(text), strict=True):
+            # logs of earlier versions have more between the mass and the word
+            for name, (odds, mass, *_, likeliest) in zip(WEIGHTS, parse_json(text), strict=True):
                 # not: the opposite, because NaN is neither above nor below a number
                 if not (LEAST_MASS <= mass <= MOST_MASS and abs(odds) <= MOST_ODDS):
                     hint = (
