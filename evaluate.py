@@ -44,7 +44,7 @@ import numpy as np
 from tqdm import tqdm
 
 from emotion import BENCHMARK
-from policy_and_users import add_flags_of_talk, newest_run, who_talks
+from policy_and_users import add_flags_of_talk, load_both_sides, newest_run
 from rollout import SEEDS, rollout
 from simulator import EMOTION_SCHEMA
 
@@ -90,17 +90,17 @@ def default_path(policy):
 # ---------------------------------------------------------------------- the scores of a result file
 
 
-def score(path, anyway=False, ids=None, drops=0):
+def score(path, anyway=False, ids=None, lost=0):
     """Every table of one result file, as a dict. anyway: average different simulators, too. ids: of
-    the users that count (default: all in the file); drops: how many of them have no dialogue there.
+    the users that count (default: all in the file); lost: how many of them have no dialogue there.
     Raises BadInput for a file without a usable line, or with several simulators in it."""
     rows = [row for row in read_results(path) if ids is None or row["profile_id"] in ids]
     if not anyway:
         refuse_mixed(rows, path)
-    return tables_of(rows, path, drops)
+    return tables_of(rows, path, lost)
 
 
-def tables_of(rows, path, drops=0):
+def tables_of(rows, path, lost=0):
     """The tables of `score` for these rows of `read_results`."""
     made_by = rows[0]["made_by"]
     turns = [turn for row in rows for turn in row["turns"]]
@@ -119,7 +119,7 @@ def tables_of(rows, path, drops=0):
         "positive": 100 * np.mean(np.array(changes) > 0) if changes else None,
         "by": {name: scores_by(name, rows) for name in parts_of(rows)},
         "signs": signs([[turn["reply"] for turn in row["turns"]] for row in rows]),
-        "lost": drops,
+        "lost": lost,
     }
 
 
@@ -262,7 +262,7 @@ def run_before_after(args):
 def run_benchmark(args):
     """Hold the dialogues that the result file lacks, and print the tables. Returns the ids of the
     users. Raises TooManyLost, in the end, if more than a fifth of the dialogues are missing."""
-    policy, simulator, users, settings = who_talks(args, args.policy or newest_run())
+    policy, simulator, users, settings = load_both_sides(args, args.policy or newest_run())
     path = Path(args.out or default_path(policy))
     files.refuse_overwriting({"--json": args.json}, [path])
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -100,13 +100,8 @@ class LocalModel(AdaptiveModel):
 
         The key of the call is the seed. With one generator for all calls an answer would depend on
         the order of the calls, and a resumed run would be another run."""
-        ids = self.chat.first_prompt(prompt) + self.chat.opening
+        ids = ids_of_prompt(self, prompt)
         room = self.context - len(ids)  # for the answer
-        if room < 1:
-            raise PromptRefused(
-                f"local:{self.name}: a prompt of {len(ids)} tokens does not fit "
-                f"its context of {self.context}"
-            )
         rng = np.random.default_rng(int(key_of_call.get("0"), 16))
         # key: names a dialogue whose tokens the engine keeps for its next turn. Here each call is
         # a prompt of its own, so there is nothing to keep.
@@ -118,6 +113,18 @@ class LocalModel(AdaptiveModel):
         if answer.thinks:
             self.most_tokens = MAX_THINKING_TOKENS
         return answer
+
+
+def ids_of_prompt(model, prompt):
+    """The token ids of a prompt for a LocalModel or a LocalReader. Raises PromptRefused if they leave
+    no room in its context for one more token."""
+    ids = model.chat.first_prompt(prompt) + model.chat.opening
+    if len(ids) >= model.context:
+        raise PromptRefused(
+            f"local:{model.name}: a prompt of {len(ids)} tokens does not fit its context of "
+            f"{model.context}"
+        )
+    return ids
 
 
 # ----------------------------------------------------------------- for a reader: its next word is read
@@ -160,13 +167,7 @@ class LocalReader:
     @torch.inference_mode()
     def forward(self, prompts, count):
         """`likeliest`, by one forward pass for all prompts."""
-        rows = [self.chat.first_prompt(prompt) + self.chat.opening for prompt in prompts]
-        longest = max(map(len, rows))
-        if longest > self.context:
-            raise PromptRefused(
-                f"local:{self.name}: a prompt of {longest} tokens does not fit its context of "
-                f"{self.context}"
-            )
+        rows = [ids_of_prompt(self, prompt) for prompt in prompts]
         trunk = os.path.commonprefix(rows)
         segments = [Segment(trunk)]
         segments += [Segment(row[len(trunk) :], k) for k, row in enumerate(rows, 1)]  # branches

@@ -151,7 +151,7 @@ class SharedBase(nn.Module):
         names = ("policy", "critic") if critic else ("policy",)
         self.switch = add_adapters(policy.model, rank, alpha, names, seed)
         self.policy = policy
-        # share: the critic's body is the base itself and no copy; only its head is new
+        # the critic's body is the base itself and no copy; only its head is new
         self.critic = Critic(policy.model) if critic else None
 
     def forward(self, batch, who, **how):

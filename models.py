@@ -67,7 +67,19 @@ PROBE = (
 
 class Models:
     """Policy, critic (PPO), reference (with a KL or adapters), their optimizers, and the sampling
-    engine."""
+    engine.
+
+    policy, critic, reference     modules, or views of one (lora.py); None for what the run lacks
+    optimizer, critic_optimizer   AdamW over the fp32 masters; the second is None without a critic
+    engine                        a TorchEngine or a VllmEngine
+    tokenizer, chat               the tokenizer, and its ChatFormat
+    context                       the most tokens of a dialogue
+    device, dtype                 where and in which type this rank computes
+    gap_limits, ratio_limit       LIMITS of that type
+    reduce, world_size            what ppo.py knows about ranks: the sum of a tensor over them, and
+                                  their number
+    distance                      the DistanceFromStart
+    """
 
     def __init__(self, cfg, checkpoint, start_file, clock, runner):
         """cfg: Settings. checkpoint: the directory that the run goes on from, or None. start_file:
@@ -80,7 +92,6 @@ class Models:
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
-        # ppo.py knows only these two things about ranks
         self.reduce, self.world_size = all_reduce_sum, world_size()
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -114,7 +125,8 @@ class Models:
             of_engine["dialogues"] = math.ceil(max(cfg.batch_size, cfg.eval_size) / world_size())
             self.engine = make_vllm_engine(source, self.chat.stop_ids, seed=cfg.seed, **of_engine)
 
-        # 3. Policy, critic and reference. tensors: what `gather` has collected, or None.
+        # 3. Policy, critic and reference. tensors: what `gather` has collected, or None. masters:
+        # the models that own their parameters; with adapters all three are views of the base.
         tensors = load_tensors(checkpoint / "trainer.pt") if trained else None
         if cfg.lora_rank:
             base, *parts = build_lora(cfg, model, tensors)
@@ -190,7 +202,12 @@ class Models:
 
     def gather(self):
         """Gather what a checkpoint holds. Returns write(directory, state), which writes it. Any
-        number of ranks can go on from it.
+        number of ranks can go on from it. In trainer.pt:
+
+            optimizer, critic_optimizer   {name of the parameter: Adam's moments} (`optimizer_state`)
+            critic                        {name: tensor}, whole and in fp32
+            adapters                      in its place, with --lora-rank: {name: tensor} of policy
+                                          and critic
 
         A collective call: every rank walks through all tensors, but only the first one keeps them.
         Eight copies of a 7B model with its moments would take a terabyte. (Adapters are small.)"""

@@ -9,6 +9,7 @@ from support.errors import BadInput
 from support.files import read_json, read_jsonl
 
 import itertools
+import math
 import random
 import re
 from dataclasses import MISSING, dataclass, fields
@@ -50,7 +51,7 @@ def story_of(profile):
     return re.sub(r"^#.*\n", "", first)
 
 
-# ------------------------------------------------------------------------------- the users of a run
+# --------------------------------------------------------------------------------- files of people
 
 # The fields of a Profile that allow only certain values.
 ALLOWED_VALUES = {"need": NEEDS, "target": PURPOSES}
@@ -102,6 +103,9 @@ def toy_profiles(split, count=None):
     return [Profile(**row) for row in world.profiles(split, count)]
 
 
+# ------------------------------------------------------------------------------ the people of a run
+
+
 def users_of_run(paths, eval_size):
     """(the users to train on, the held-out users, at most `eval_size` of them). paths: the files of
     --profiles, if there are any.
@@ -123,9 +127,11 @@ def users_of_run(paths, eval_size):
     test = sum(test, [])
     if not test:
         mixed = random.Random(0).sample(train, len(train))
-        # Every fifth persona of a list that is sorted by need: so all needs are among them.
-        personas = list({user.player: 0 for user in sorted(mixed, key=lambda user: user.need)})
-        test_personas = personas[:: max(5, -(-len(train) // eval_size))]
+        # Every fifth persona of a list that is sorted by need: so all needs are among them. Where
+        # this would be more than eval_size, fewer: what is not held out can be trained on.
+        by_need = sorted(mixed, key=lambda user: user.need)
+        personas = list(dict.fromkeys(user.player for user in by_need))  # each of them once
+        test_personas = personas[:: max(5, math.ceil(len(train) / eval_size))]
         test = [user for user in mixed if user.player in test_personas]  # --eval-size cuts below
         train = [user for user in train if user.player not in test_personas]
         if not train:
@@ -150,6 +156,9 @@ def refuse_other_heldout(out, users):
             f"{out}: the profiles have changed since the run began, or an earlier version began it, "
             "so other users would be held out; start a new run"
         )
+
+
+# ----------------------------------------------------------------------------- the people of a step
 
 
 def profiles_of_step(people, size, seed, step):

@@ -1,5 +1,7 @@
 """players.py - which model plays the users: a script, a model on a server or one in this process.
 With a reader (reader.py) that model only speaks, and a second one hears.
+
+From top to bottom: the Simulator of a run; of any program; its language model; who can play whom.
 """
 
 from support.command_line import SCRIPTED, split_name
@@ -10,6 +12,23 @@ from functools import partial
 
 from simulator import Simulator
 from toy import world
+
+
+def simulator_of_run(cfg, log, clock, find=None):
+    """The Simulator that a run's Settings `cfg` ask for. find: as in `make_simulator`."""
+    return make_simulator(
+        cfg.simulator,
+        cfg.lang,
+        cfg.difficulty,
+        concurrency=cfg.simulator_concurrency or cfg.batch_size,
+        timeout=cfg.simulator_timeout,
+        temperature=cfg.simulator_temperature,
+        reader=cfg.reader,
+        template_args=cfg.template_args,
+        find=find,
+        log=log,
+        clock=clock,
+    )
 
 
 def make_simulator(
@@ -30,7 +49,8 @@ def make_simulator(
     """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
     local:DIR; None where only a reader is asked. flag: the flag that named it, for messages;
     reader: the name of the model that hears for the user; template_args: for its chat template;
-    retries: of Simulator; find: in the place of `language_model`; shared: a Caller's log and clock.
+    retries: of Simulator; find: called in the place of `language_model`, by a tool that asks nobody;
+    shared: a Caller's log and clock.
     Raises BadInput."""
     find = find or language_model
     if name in SCRIPTED and lang != "en":
@@ -76,23 +96,6 @@ def local_models():
     import local
 
     return local
-
-
-def simulator_of_run(cfg, log, clock, find=None):
-    """The Simulator that a run's Settings `cfg` ask for. find: as in `make_simulator`."""
-    return make_simulator(
-        cfg.simulator,
-        cfg.lang,
-        cfg.difficulty,
-        concurrency=cfg.simulator_concurrency or cfg.batch_size,
-        timeout=cfg.simulator_timeout,
-        temperature=cfg.simulator_temperature,
-        reader=cfg.reader,
-        template_args=cfg.template_args,
-        find=find,
-        log=log,
-        clock=clock,
-    )
 
 
 def digest_of_templates(policy, simulator):

@@ -25,19 +25,11 @@ may be others than the run's. All other settings are those of the flags, whateve
 
 from support import files
 from support.answers import PROMPTS, load_prompt
-from support.command_line import (
-    emotion_value,
-    from_anywhere,
-    json_object,
-    natural,
-    not_negative,
-    positive,
-    split_name,
-)
+from support.command_line import emotion_value, natural, positive, split_name
 from support.errors import BadInput
 from support.rundir import FIRST_CHECKPOINT, checkpoints, settings_of_run, state_of
 from support.servers import SAMPLING, ServerModel
-from support.settings import usual_engine
+from support.settings import add_settings, usual_engine
 
 import os
 from dataclasses import dataclass
@@ -110,7 +102,7 @@ class LoadedPolicy:
     """A policy that is ready to talk."""
 
     label: str  # its name in results
-    settings: dict  # how it replies: thinking or not, temperature, tokens ...
+    settings: dict  # how it replies: the first block of settings at the top of this file
     home: Path | None  # as a PolicySource's
     make_agent: Callable  # make_agent(seed=...) -> Agent
 
@@ -193,10 +185,11 @@ class ServerAgent:
 USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla", "reader": None}
 
 
-def who_talks(args, name):
-    """(LoadedPolicy, Simulator, users, settings of the evaluation) of the policy `name`. --lang is
-    the language of the users; for a policy that is a run it changes their prompts, but not the
-    policy's. Raises BadInput or BadModel."""
+def load_both_sides(args, name):
+    """Load the policy `name` and the users whom the flags and its run ask for. Returns
+    (LoadedPolicy, Simulator, users, settings): the users a list of Profiles, the settings what a
+    result file keeps with each dialogue. --lang is the language of the users; for a policy that is
+    a run it changes their prompts, but not the policy's. Raises BadInput or BadModel."""
     source = find_weights(name, args.step)
     run = source.run
     player, lang, difficulty, reader = (
@@ -262,38 +255,34 @@ def choose_users(args, source, simulator_name, lang):
 # -------------------------------------------------------------------------------------------- flags
 
 
+# The flags that rlver.py has, too: {setting: its help here}.
+SETTINGS_OF_TALK = {
+    "lang": "of the prompts (default: the run's, or en)",
+    "think": "think before each reply (a run has its own setting)",
+    "max_tokens": "of a reply (default: the run's, or 2048)",
+    "template_args": "such as '{\"enable_thinking\": false}'",
+    "simulator": "model that plays the users: toy, toy-weak, openai:MODEL@URL or local:DIR (default: "
+    "the run's, or toy)",
+    "reader": "model that hears for the user: openai:MODEL@URL or local:DIR (default: the run's, if "
+    "there is no --simulator)",
+    "difficulty": "of users (default: the run's)",
+    "max_turns": "replies in a dialogue, at most (default: %(default)s)",
+    "simulator_temperature": "of the model that plays the users (default: 0)",
+    "seed": "of the policy's sampling",
+}
+
+
 def add_flags_of_talk(parser):
-    """The flags that `load_policy` needs, and then those that `who_talks` needs beside them; tools
+    """The flags that `load_policy` needs, and then those that `load_both_sides` needs beside them; tools
     have them too."""
     add = parser.add_argument
     add("--step", type=natural, metavar="N", help="of a run; 0: its start (default: the newest)")
-    add("--lang", choices=["en", "zh"], help="of the prompts (default: the run's, or en)")
-    add("--think", action="store_true", help="think before each reply (a run has its own setting)")
-    add("--max-tokens", type=positive, metavar="N", help="of a reply (default: the run's, or 2048)")
-    add(
-        "--context",
-        type=positive,
-        metavar="N",
-        help="tokens of a dialogue (default: the model's)",
-    )
-    add(
-        "--template-args",
-        type=json_object,
-        metavar="JSON",
-        help="such as '{\"enable_thinking\": false}'",
-    )
-    text = "toy, toy-weak, openai:MODEL@URL or local:DIR (default: the run's, or toy)"
-    add("--simulator", type=from_anywhere, help=f"model that plays the users: {text}")
-    text = "openai:MODEL@URL or local:DIR (default: the run's, if there is no --simulator)"
-    add("--reader", type=from_anywhere, help=f"model that hears for the user: {text}")
+    text = "tokens of a dialogue (default: the model's)"
+    add("--context", type=positive, metavar="N", help=text)
     add("--profiles", metavar="FILE", help="users (default: those that the run held out, or toy's)")
     add("--world", choices=["chit-chat"], help="users who chat, in place of users in trouble")
-    add("--difficulty", choices=["vanilla", "challenging"], help="of users (default: the run's)")
     text = "emotion (default: %(default)s)"
     add("--start", type=emotion_value, metavar="E", default=BENCHMARK.start, help=text)
-    text = "replies in a dialogue, at most (default: %(default)s)"
-    add("--max-turns", type=positive, metavar="N", default=BENCHMARK.max_turns, help=text)
-    text = "of the model that plays the users (default: 0)"
-    add("--simulator-temperature", metavar="T", type=not_negative, default=0.0, help=text)
     add("--limit", type=positive, metavar="N", help="only the first N users")
-    add("--seed", type=natural, default=0, metavar="N", help="of the policy's sampling")
+    add_settings(parser, SETTINGS_OF_TALK)
+    parser.set_defaults(seed=0, max_turns=BENCHMARK.max_turns, simulator_temperature=0.0)

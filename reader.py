@@ -21,11 +21,7 @@ is fit:
 from support.answers import PROMPTS, as_json, fill, load_prompt
 from support.calls import AdaptiveModel, Caller
 from support.command_line import print_folded
-from support.errors import (
-    MAX_LOST,
-    BadModel,
-    UnreadableAnswers,
-)
+from support.errors import MAX_LOST, BadModel, UnreadableAnswers
 from support.files import digest, parse_json, read_jsonl
 
 import asyncio
@@ -45,7 +41,7 @@ WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
 LIKELIEST = 20  # how many of the likeliest next tokens a model returns
 LEAST_MASS = 0.5  # of both words together; with less the model was about to say something else
 MOST_MASS = 1.01  # with more, but for rounding, a probability was counted twice
-MOST_ODDS = 101  # no log-prob is below -100 (support.servers.LEAST)
+MOST_ODDS = 101  # no log-prob is below -100 (support.servers.LEAST_LOG_PROB)
 # How many standard deviations from the mean one of the sixty known replies may be before a warning.
 # Of 60 numbers, one that stands alone is at most sqrt(59) = 7.7 away. At 4 it has made the standard
 # deviation 1.2 times as large, so all changes of emotion smaller.
@@ -71,7 +67,7 @@ BIAS = -0.5  # the change at z = 0: an average reply of those sixty does not lif
 
 
 def log_odds(likeliest, words):
-    """(log p(yes) - log p(no), p(yes) + p(no), the missing words) of a next token.
+    """(log p(yes) - log p(no), p(yes) + p(no)) of a next token.
 
     likeliest: [(text of a token, log-prob)], the LIKELIEST ones; words: a pair of WORDS. Tokens
     that differ in case or blanks are the same word. A missing word has at most the probability of
@@ -83,7 +79,7 @@ def log_odds(likeliest, words):
     least = min(log_prob for _, log_prob in likeliest)
     yes, no = (float(log_prob_of.get(word, least)) for word in words)
     mass = sum(math.exp(log_prob_of[word]) for word in words if word in log_prob_of)
-    return yes - no, mass, [word for word in words if word not in log_prob_of]
+    return yes - no, mass
 
 
 def weigh(z):
@@ -126,7 +122,15 @@ class ReadSimulator(Simulator):
 
 
 class Reader(Caller, AdaptiveModel):
-    """Hears replies for all users. `set_scale` must be called before the first one."""
+    """Hears replies for all users. `set_scale` must be called before the first one. From a reply to
+    the change of an emotion:
+
+        questions   the four prompts about the reply
+        read        the log-odds behind each of them, from the model, as a text for the log of calls
+        ask         the same as numbers, from the log if they are there, and checked
+        hear        z of each question, and the change
+
+    `scale` is {question: (mean, std)} of the log-odds over known replies."""
 
     FINDINGS = ("scale",)
 
@@ -141,7 +145,7 @@ class Reader(Caller, AdaptiveModel):
         # {name: [the question, what f_reply is told of a reply above the mean of the known ones,
         # what it is told of another reply]}
         self.texts = {name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS}
-        self.scale = {}  # {question: (mean, std) of its log-odds over known replies}
+        self.scale = {}  # of `set_scale`
 
     def questions(self, profile, dialogue):
         """The prompts about the friend's last reply in a User's `dialogue`, one for each of WEIGHTS,
@@ -160,8 +164,8 @@ class Reader(Caller, AdaptiveModel):
         return [fill(f"{beginning}\n\n{text}", values) for text, _, _ in self.texts.values()]
 
     async def read(self, prompts, words):
-        """The model of this Caller: `log_odds` behind each of `prompts`, with the likeliest word,
-        as JSON."""
+        """The model of this Caller: for each of `prompts` [log-odds, mass, the likeliest word], see
+        `log_odds`, as JSON."""
         answers = []
         for likeliest in await self.source.likeliest(prompts, LIKELIEST):
             answers.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
@@ -174,7 +178,8 @@ class Reader(Caller, AdaptiveModel):
         text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
         odds_of = {}  # {question: log-odds}
         try:
-            for name, (odds, mass, _, likeliest) in zip(WEIGHTS, parse_json(text), strict=True):
+            # logs of earlier versions have more between the mass and the word
+            for name, (odds, mass, *_, likeliest) in zip(WEIGHTS, parse_json(text), strict=True):
                 # not: the opposite, because NaN is neither above nor below a number
                 if not (LEAST_MASS <= mass <= MOST_MASS and abs(odds) <= MOST_ODDS):
                     hint = (

@@ -17,7 +17,6 @@ pictures are in support/; a first reading can skip them.
 
 # support comes first: it sets up what must be set up before torch is imported
 from support import errors, ranks, report, rundir, settings
-from support.command_line import SCRIPTED
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
 from support.needs import hidden_need
@@ -125,14 +124,13 @@ def set_up(run):
         run.tell(f"warning: personas both trained on and held out: {len(both)}")
     checkpoint = run.open()
     # Before the first dialogue: a wrong key or model shows at once.
-    if cfg.reader or cfg.simulator not in SCRIPTED:
+    if run.calls.path:  # else the user is a script, and no call is logged
         run.tell(f"first some questions to {cfg.reader or simulator.name}, the user's model")
         # the first rank finds out what the server takes, and tells the others
         simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.start_file, run.clock, run.runner)
     run.try_to_save(models.write_trial, models.checkpoint_bytes())
     run.restore(checkpoint, heldout, digest_of_templates(models, simulator))
-    ranks.barrier()
     if run.first:
         print_head(cfg, run.path, len(users), len(heldout), ranks.world_size(), run.state["step"])
     return simulator, users, models
@@ -222,7 +220,7 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
             timeout=ROLLOUT_TIMEOUT,
             bar=bar,
         )
-        episodes, dropped_here = run.stop.hold(run.runner, dialogues, nothing=([], []))
+        episodes, dropped_here = run.stop.hold(run.runner, dialogues) or ([], [])
     stop_if_asked(run, models)
     dropped = ranks.all_gather_list(dropped_here)
     n_dialogues = len(profiles) * group_size
@@ -299,17 +297,15 @@ def main(argv=None):
     try:
         ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(flags) != "toy")
         cfg, out, finished = ranks.broadcast(settings.open_run, flags)
-        if finished:
-            if ranks.rank() == 0:
-                print_summary(out)
-                print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
-            return 0
-        run = rundir.RunDir(out, cfg, ranks.rank())
-        train(run)
-        run.finish()
-        draw_report(run)
-        if run.first:
+        if not finished:
+            run = rundir.RunDir(out, cfg, ranks.rank())
+            train(run)
+            run.finish()
+            draw_report(run)
+        if ranks.rank() == 0:
             print_summary(out)
+            if finished:
+                print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
     except errors.WITH_A_MESSAGE as error:
         code, message = errors.explain(error, out, ranks.rank(), ranks.world_size())
     finally:

@@ -82,7 +82,7 @@ class AdaptiveModel:
     FINDINGS = ()  # the attributes that it finds out
 
     def findings(self):
-        """What it has found out, for `adopt` on another rank."""
+        """What it has found out, {name of an attribute: value}, for `adopt` on another rank."""
         return {name: getattr(self, name) for name in self.FINDINGS}
 
     def adopt(self, **attributes):
@@ -91,8 +91,8 @@ class AdaptiveModel:
 
 
 class Caller:
-    """Calls a model: at most `concurrency` calls at once (None: any number), timed by `clock` and
-    logged in `log`."""
+    """Calls a model: at most `concurrency` calls at once (None: any number), timed by `clock`, a
+    Clock, and logged in `log`, a CallLog."""
 
     def __init__(self, model, *, log=None, clock=None, concurrency=None):
         """model: any `async def model(prompt, schema) -> text`. (A Reader's takes all questions
@@ -104,10 +104,12 @@ class Caller:
         self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
 
     async def call(self, prompt, schema, key):
-        """One call to the model. Returns the text, and logs it if there is a log.
+        """One call to the model. Returns the text, and logs it if there is a log. key: of the call,
+        see Simulator.key.
 
-        Then equal questions at the same time share one call, even if it fails. This call is a task
-        of its own, because one of the dialogues that wait for it may be cancelled (`shield`)."""
+        With a log, equal questions at the same time share one call, even if it fails. This call is
+        a task of its own, because one of the dialogues that wait for it may be cancelled (`shield`).
+        Raises what the model raises."""
         if not self.log.path:
             return await self.call_model(prompt, schema, key)
         tasks = self.log.tasks

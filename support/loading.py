@@ -3,6 +3,9 @@
 A model that cannot be trained here is refused while loading, in one line: a directory without
 weights, with adapters or with quantized weights, a tokenizer without a chat template, layers that
 do not attend to all earlier tokens, logits that are not the output of the last layer.
+
+From top to bottom: what loads (`load_model`, `load_tensors`) and what it is made of; what writes
+(`write_model`); what is asked of a loaded model or of the machine.
 """
 
 from support.errors import BadModel, CannotWrite, naming

@@ -106,12 +106,6 @@ def all_gather_list(things):
     return [thing for part in lists for thing in part]
 
 
-def barrier():
-    """Wait for all ranks."""
-    if world_size() > 1:
-        dist.barrier()
-
-
 def broadcast(function, *args):
     """Call function(*args) on the first rank alone. Returns its result on every rank. If it raises
     a RunError, every rank raises it, because the other ranks would wait for the result."""

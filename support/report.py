@@ -223,10 +223,14 @@ def sentences_of(analysis):
 
 
 def dialogues_of_run(out, people, last_step):
-    """What the page shows of the dialogues with held-out users. people: their profiles. Returns
-    {"sides": {"before": the dialogues before training, "after": those of the last evaluation},
-    "users": for each user that is shown the same with one dialogue each, "tables": {what users are
-    grouped by: `scores_by` of each side}}."""
+    """What the page shows of the dialogues with held-out users. people: their profiles. A dialogue
+    is a line of dialogues.jsonl, to which are added "final" (the score), "player" (the persona),
+    "intention" and "kind" (the need, see need_of). Returns a dict:
+
+    sides    {"before": the dialogues before training, "after": those of the last evaluation}; a run
+             with one evaluation has no "after"
+    users    a list of the same for each user that is shown, with one dialogue in place of a list
+    tables   {"kind" or "intention": a list with the `scores_by` of each side}"""
     profiles = {profile.id: profile for profile in people}
     sides, users = {}, {}
     name_of = {last_step: "after", 0: "before"}  # one evaluation is "before"

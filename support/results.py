@@ -207,7 +207,8 @@ def finished_users(path, settings):
     """The ids of the users whose dialogues the result file `path` holds. Half a line at its end is
     cut off. Raises BadInput if they were made with other settings, or if the file holds no results;
     then nothing is cut."""
-    head = b"no file"  # but a pipe or a device, from which nothing can be read again
+    # The first bytes. A pipe or a device cannot be read twice, so it is not read, and refused.
+    head = b"no file"
     if path.is_file():
         with open(path, "rb") as file:
             head = file.read(7)
@@ -258,7 +259,6 @@ def what_scores_are(made_by):
 
 
 # ----------------------------------------------------------------- logged feelings, logged dialogues
-
 
 # The answer to f_emo, as it is logged, is one of two JSON texts. `writing` is the whole answer of a
 # user's model; `reading` is what reader.py makes of the log-odds of two words:

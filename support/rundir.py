@@ -45,7 +45,6 @@ class RunDir:
     saved_step     the step of the newest checkpoint, likewise
     heldout        the profiles of the held-out users, likewise
     rows           the lines of metrics, from `restore` on
-    warning_names  the names of the warnings that were printed, from `restore` on
     start_time     when the run would have begun without interruptions, from `restore` on
     stop           the StopSignal
     start_file     holds a few dialogues of the starting policy, to measure the KL from it
@@ -63,6 +62,7 @@ class RunDir:
         )
         self.stop = StopSignal(prints=self.first)
         self.held_lock = None  # of files.lock; None: not locked yet
+        self.keeps_old = False  # was it told that an old checkpoint cannot be removed?
 
     # ---- begin and end
 
@@ -121,7 +121,6 @@ class RunDir:
             # an evaluation reads from it which users the run was not trained on
             write_json(self.path / "heldout.json", {"ids": [profile.id for profile in heldout]})
         self.rows = metrics_of(self.path)
-        self.warning_names = set(warnings_of(self.rows))  # those were printed before the resume
 
     def finish(self):
         """Write summary.json, which marks the run as finished."""
@@ -135,7 +134,7 @@ class RunDir:
             "after": evaluations[-1],
             "steps": state["step"],
             "seconds": state["seconds"],
-            "warnings": list(warnings_of(metrics_of(self.path)).values()),
+            "warnings": list(warnings_of(self.rows).values()),
             "evaluations": evaluations,
         }
         write_json(self.path / "summary.json", summary)
@@ -164,13 +163,14 @@ class RunDir:
             self.append("dialogues.jsonl", row)
 
     def log_step(self, episodes, row):
-        """Log the dialogues and the metrics of a training step; print the warnings that are new."""
+        """Log the dialogues and the metrics of a training step; print the warnings that the earlier
+        steps, also those before a resume, did not give."""
         self.log_dialogues(row["step"], "train", episodes)
         self.append("metrics.jsonl", row)
+        printed = warnings_of(self.rows)
         self.rows.append(row)
         for name, sentence in warnings_of(self.rows).items():
-            if name not in self.warning_names:
-                self.warning_names.add(name)
+            if name not in printed:
                 self.tell(f"warning, step {row['step']}: {sentence} (docs/troubleshooting.md)")
 
     def log_evaluation(self, episodes, scores):
@@ -233,8 +233,8 @@ class RunDir:
         for old in names[:-2]:
             # NFS keeps the files that are being read
             shutil.rmtree(self.path / old, ignore_errors=True)
-            if (self.path / old).exists() and "remove" not in self.warning_names:
-                self.warning_names.add("remove")
+            if (self.path / old).exists() and not self.keeps_old:
+                self.keeps_old = True
                 self.tell(f"warning: an old checkpoint was not removed: {self.path / old}")
 
     def try_to_save(self, write, size):

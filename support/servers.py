@@ -1,7 +1,7 @@
 """support/servers.py - a language model on a server that speaks OpenAI's protocol.
 
-From top to bottom: the model, and what it changes of its requests while it is asked; the HTTP
-client below it, which decides what counts as a failure; reading a response; making a request.
+From top to bottom: the model, what counts as a failure of it (`chat`), and what it changes of its
+requests while it is asked (`adapt`); reading a response; making a request.
 
 A failure is one of three exceptions (support/errors.py):
 
@@ -20,13 +20,14 @@ from support.files import parse_json
 import asyncio
 import json
 import os
+import random
 import re
 import sys
 
 from tqdm import tqdm
 
 CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all tries together
-TRIES = 8  # tries of a question whose response holds no answer: each may be paid for
+TRIES = 8  # tries of a question whose responses hold no answer
 # Values of finish_reason in a response without an answer, because of the server or because of the
 # words that were asked.
 FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
@@ -34,6 +35,8 @@ FILTERED = ("content_filter", "safety", "refusal", "sensitive")
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
 FORMAT_RETRIES = 3  # after a 5xx, until `user_check.check` tries the next format
+# Seconds between two tries: they double from the first to the last one.
+FIRST_PAUSE, MAX_PAUSE = 0.5, 8
 # Sent with every question, beside the temperature. vLLM takes what a request does not say from the
 # model's generation_config.json, so a policy would be sampled with another top-p than the result
 # file says. (OpenAI's protocol has no word for top_k and repetition_penalty.)
@@ -51,9 +54,7 @@ class ServerModel(AdaptiveModel):
     """The chat model `name` of the server at `url`, which speaks OpenAI's protocol (vLLM, llama.cpp
     and Ollama do).
 
-    Its key is in the environment (`read_key`) and never written to a file. openai's client tries
-    again by itself: after a lost connection, a timeout, a rate limit (no earlier than the server's
-    Retry-After says) and a fault of the server, with at most 8 s between two tries.
+    Its key is in the environment (`read_key`) and never written to a file.
 
     Servers and models accept different parameters. So the model has a state. It begins with what
     most of them accept, and changes for the rest of the process."""
@@ -89,9 +90,10 @@ class ServerModel(AdaptiveModel):
             self.client = openai.AsyncOpenAI(
                 base_url=url,
                 api_key=self.key,
-                max_retries=1000,  # CALL_TIMEOUT decides
+                max_retries=0,  # `chat` tries again
                 timeout=timeout,
-                http_client=make_http_client(self),
+                # openai's own one closes itself in an event loop that may be gone
+                http_client=openai.DefaultAsyncHttpxClient(),
             )
         except Exception as error:  # the HTTP library has many kinds
             raise BadInput(
@@ -148,38 +150,78 @@ class ServerModel(AdaptiveModel):
 
     async def chat(self, messages, max_tokens, **options):
         """One question, as an Answer. options: more of OpenAI's parameters; one that is None is not
-        sent. Raises SimulatorFailed, PromptRefused or SimulatorRefused."""
-        import openai
+        sent. Raises SimulatorFailed, PromptRefused or SimulatorRefused.
 
+        Here alone it is decided what follows from a response (`request` says what its status is):
+
+            an Answer                    returned
+            200, but without an answer   tried again, up to TRIES times: each may be paid for
+            408, 409, 429, 5xx           tried again until CALL_TIMEOUT, but not while the check looks
+                                         for a format (not `is_patient`): then a 5xx is a refusal
+                                         after FORMAT_RETRIES more tries
+            any other status             a refusal, unless `adapt` changes what is sent"""
+        failures, without_answer = 0, 0  # tries that failed; those of them whose status was 200
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
-                for _ in range(TRIES):
+                while True:
                     parameters = self.parameters(max_tokens, options)
-                    try:
-                        response = await self.client.chat.completions.with_raw_response.create(
-                            model=self.name, messages=messages, **parameters
-                        )
-                    except openai.APIStatusError as error:
-                        # If they have changed meanwhile, another call was quicker.
-                        has_changed = parameters != self.parameters(max_tokens, options)
-                        if has_changed or self.adapt(str(error), parameters):
-                            continue
-                        raise
-                    # its status is 200: the HTTP client has corrected the others
-                    _, answer = read_response(response.text)
-                    if answer is not None:
+                    status, answer, wait = await self.request(messages, parameters)
+                    if isinstance(answer, Answer):
                         self.has_answered = True
                         return answer
-                    self.report_failure(f"its response holds no answer: {response.text}")
-                    await asyncio.sleep(1)
+                    is_refusal = status not in (200, 408, 409, 429) and status < 500
+                    # some servers fail at a schema alone (503: the server is loading, or busy)
+                    if not self.is_patient and failures > FORMAT_RETRIES:
+                        is_refusal |= status >= 500 and status != 503
+                    if is_refusal:
+                        # If they have changed meanwhile, another call was quicker.
+                        has_changed = parameters != self.parameters(max_tokens, options)
+                        if has_changed or self.adapt(answer, parameters):
+                            continue
+                        # a wrong key, no money, an unknown model; else the prompt is too long, or
+                        # has words that a filter does not want
+                        kind = SimulatorRefused if status in (401, 402, 404) else PromptRefused
+                        raise kind(f"{self.url}: {self.quote(answer)}")
+                    pause = min(MAX_PAUSE, FIRST_PAUSE * 2**failures)
+                    failures += 1
+                    without_answer += status == 200
+                    self.report_failure(answer)
+                    if without_answer == TRIES or wait > CALL_TIMEOUT:
+                        break
+                    # at random, so that questions that failed together do not come back together
+                    await asyncio.sleep(wait or pause * random.uniform(0.5, 1))
         except TimeoutError:
             raise SimulatorFailed(
                 f"{self.url}: no answer within {CALL_TIMEOUT} s; the last failure: "
                 f"{self.last_failure or 'it is silent'}"
             ) from None
+        raise SimulatorFailed(f"{self.url}: no answer in {failures} tries; {self.last_failure}")
+
+    async def request(self, messages, parameters):
+        """One try. Returns
+
+        status   the one that the server should have sent (`read_response`); 503 without a response
+        answer   an Answer, or in words why there is none
+        wait     the seconds that the server wants to be left alone (Retry-After), 0 if it does not
+                 say how many"""
+        import openai
+
+        create = self.client.chat.completions.with_raw_response.create
+        try:
+            response = await create(model=self.name, messages=messages, **parameters)
+            status, answer = read_response(response.text)
+        except openai.APIStatusError as error:  # any status but 200
+            response = error.response
+            status, answer = response.status_code, response.text
         except openai.APIError as error:
-            raise self.refusal(error) from None
-        raise SimulatorFailed(f"{self.url}: no answer in {TRIES} tries; {self.last_failure}")
+            cause = error.__cause__ or error  # the HTTP library's, which says more
+            return 503, f"{type(cause).__name__} {cause}", 0
+        if status != 200:
+            answer = f"status {status} {answer}"
+        elif answer is None:
+            answer = f"its response holds no answer: {response.text}"
+        wait = response.headers.get("retry-after", "")
+        return status, answer, float(wait) if re.fullmatch(r"\d+(\.\d+)?", wait) else 0
 
     def parameters(self, max_tokens, options):
         """What is sent now beside the messages. options: of `chat`."""
@@ -219,16 +261,6 @@ class ServerModel(AdaptiveModel):
         )
         return True
 
-    def refusal(self, error):
-        """The exception for what openai's client raises, an openai.APIError."""
-        message = f"{self.url}: {self.quote(error)}"
-        status = getattr(error, "status_code", 500)  # none: there was no whole response
-        if status in (401, 402, 404):  # a wrong key, no money, an unknown model
-            return SimulatorRefused(message)
-        if is_retryable(status):  # but its Retry-After is longer than openai's client waits
-            return SimulatorFailed(message)
-        return PromptRefused(message)  # too long, or words that a filter does not want
-
     def report_failure(self, reason):
         """Print the first failed try: without a message the wait would look like a hang."""
         reason = self.quote(reason)
@@ -240,53 +272,6 @@ class ServerModel(AdaptiveModel):
         """An error or a server's words as one line, for a message. Without our key: some servers
         quote it."""
         return one_line(str(words).replace(self.key, "***"))
-
-
-# -------------------------------------------------------------------------------- the HTTP client
-
-# openai's client decides by the status of a response: it returns a 200, tries again after some
-# (`is_retryable`), and raises an error after all others. Two kinds of responses have a status that
-# misleads it, so the client below it replaces the status:
-#
-#     200, and the body is a gateway's error   the status that the body names (`read_response`): a
-#                                              502 is tried again, a 400 is a refusal
-#     500, 501, 502 ... after more than        400: `user_check.check` goes on to the next format,
-#     FORMAT_RETRIES retries, while a looser   because some servers fail at a schema alone
-#     format is left (not `is_patient`)        (503 stays: the server is loading, or busy)
-
-
-def is_retryable(status):
-    """Does openai's client try again after a response with this HTTP status?"""
-    return status in (408, 409, 429) or status >= 500
-
-
-def make_http_client(model):
-    """The HTTP client for a ServerModel's openai client: it corrects the statuses as said above,
-    and calls model.report_failure(reason) after each try that failed (openai tries again
-    silently)."""
-    import openai
-
-    class Client(openai.DefaultAsyncHttpxClient):
-        async def send(self, request, **options):
-            try:
-                response = await super().send(request, **options)
-            except Exception as error:
-                model.report_failure(f"{type(error).__name__} {error}")
-                raise
-            status_in_body, words = read_response(response.text)
-            if response.status_code == 200 and status_in_body != 200:
-                error = {"error": {"message": words}}
-                response = type(response)(status_in_body, json=error, request=request)
-            status = response.status_code
-            if is_retryable(status):
-                model.report_failure(f"status {status} {words or ''}")
-            if status >= 500 and status != 503 and not model.is_patient:
-                retries = int(request.headers["x-stainless-retry-count"])
-                if retries > FORMAT_RETRIES:
-                    response.status_code = 400
-            return response
-
-    return Client()
 
 
 # ------------------------------------------------------------------------------ reading a response

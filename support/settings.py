@@ -297,6 +297,14 @@ def make_parser():
     return parser
 
 
+def add_settings(parser, texts):
+    """Add flags of rlver.py to the parser of another program, with the same types and choices, and
+    without a default. texts: {setting: help}."""
+    options_of = {setting.name: setting.metadata for setting in fields(Settings)}
+    for name, text in texts.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", **{**options_of[name], "help": text})
+
+
 # -------------------------------------------------------------------------- settings of a new run
 
 

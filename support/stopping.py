@@ -17,7 +17,7 @@ NOTICE = b"\nstopping when the last whole step is saved; once more: at once\n"
 class StopSignal:
     """The flag, and the dialogues that it cancels."""
 
-    def __init__(self, prints=True):
+    def __init__(self, prints):
         """prints: does this process say that it stops?"""
         self.prints = prints
         self.number = 0  # of the first signal; 0: none
@@ -40,8 +40,8 @@ class StopSignal:
             # thread-safe: it wakes a loop that waits for a server
             self.dialogues.get_loop().call_soon_threadsafe(self.dialogues.cancel)
 
-    def hold(self, runner, dialogues, nothing):
-        """Run the coroutine `dialogues` in an asyncio.Runner. Returns its result; `nothing` if a
+    def hold(self, runner, dialogues):
+        """Run the coroutine `dialogues` in an asyncio.Runner. Returns its result, or None if a
         signal cancelled it."""
 
         async def hold():
@@ -53,6 +53,6 @@ class StopSignal:
         try:
             return runner.run(hold())
         except asyncio.CancelledError:
-            return nothing
+            return None
         finally:
             self.dialogues = None

@@ -37,8 +37,8 @@ async def check(simulator, with_feelings=True):
        again?
 
     Raises BadInput if the first question is refused, BadModel if no answer can be read, TooManyLost
-    if there is none, and SimulatorRefused. Returns what was found out, for `Simulator.learn` on
-    other ranks."""
+    if there is none, and SimulatorRefused. Returns what was found out, a list with the
+    `findings` of each of `adaptive_models`, for `Simulator.learn` on other ranks."""
     is_scripted = getattr(simulator.model, "is_scripted", False)  # then its form is known
     try:
         at_kind = None if is_scripted else await find_form(simulator)

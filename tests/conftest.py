@@ -153,9 +153,9 @@ def results(tiny_dir, tmp_path_factory):
 
 @pytest.fixture
 def quick(no_pictures, monkeypatch):
-    """openai's client waits some milliseconds before it tries again, not half a second to eight."""
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.005)
-    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.05)
+    """Some milliseconds pass before a server is tried again, not half a second to eight."""
+    monkeypatch.setattr("support.servers.FIRST_PAUSE", 0.005)
+    monkeypatch.setattr("support.servers.MAX_PAUSE", 0.05)
 
 
 @pytest.fixture(scope="session")

@@ -60,12 +60,14 @@ def ask(args, cases, name, schema, items_of=dict, repeats=1):
     """Ask the judge of the flags a question about each of `cases`, from `make_cases`. Before that a
     user's `check` runs, without the feelings; its errors are raised.
 
-    name: of the prompt's file, prompts/*/judge/NAME.txt; schema: of the answer, see
-    support/answers.py; items_of(answer, without its code) -> {item: value}; repeats: how often it is asked about the
-    same thing.
+    name       of the prompt's file, prompts/*/judge/NAME.txt
+    schema     of the answer, see support/answers.py
+    items_of   items_of(answer, without its code) -> {item: value}
+    repeats    how often it is asked about the same thing
 
-    Returns a row of --json for each call: what the case is about, what the answer depends on, and
-    under "found" the answer, or None if it could not be read. Raises BadInput if no answer about
+    Returns a row of --json for each call, a dict: what the case is about ("file", "id", "replies",
+    "final", "part"), what the answer depends on ("judge", "prompt", "temperature", "repeat"), and
+    under "found" its {item: value}, or None if the answer could not be read. Raises BadInput if no answer about
     one of the files could be read."""
     judge, template = make_judge(args), load_text(f"judge/{name}", args.lang)
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from textwrap import indent
 
 from emotion import BENCHMARK, scale_in_words
-from policy_and_users import add_flags_of_talk, find_weights, load_policy, who_talks
+from policy_and_users import add_flags_of_talk, find_weights, load_both_sides, load_policy
 from rollout import SEEDS, converse, read_reply
 from simulator import EMOTION_SCHEMA
 
@@ -80,7 +80,7 @@ def ask_line():
 def show(args):
     """Show one dialogue as it happens: the emotion as a bar, and what the user felt."""
     # With --as-policy a policy is loaded, too, but it says nothing.
-    policy, simulator, users, settings = who_talks(args, args.policy or "toy")
+    policy, simulator, users, settings = load_both_sides(args, args.policy or "toy")
     profile = users[args.seed % len(users)]
     user = ShownUser(simulator.user(profile, args.start, f"show {profile.id}"))
     if args.as_policy:

@@ -119,8 +119,8 @@ def grades_schema(scales):
 
 
 def scales_of(low, high, reversed_items, scales, answer):
-    """{scale: the mean score of its statements}, and "overall", of an answer to a
-    `questionnaire`."""
+    """{scale: the mean score of its statements}, and "overall", the mean of all statements, of an
+    `answer` with `grades_schema(scales)`. low, high, reversed_items: as in `questionnaire`."""
     scores = questionnaire(answer["grades"].values(), low, high, reversed_items)
     parts = np.split(scores, np.cumsum(list(scales.values())))
     means = {name: mean(part) for name, part in zip(scales, parts)}
@@ -173,7 +173,7 @@ READING = (
 
 
 def score_file(answers):
-    """({item: {dialogue: its mean score}}, {item: COLUMNS}) of the answers about one file. A
+    """({item: {id of a dialogue: its mean score}}, {item: a list of the COLUMNS}) of the answers about one file. A
     dialogue's mean is over all questions about it and all repeats, so each dialogue counts once. An
     answer is a row of `ask`, of which these are read: "id", "replies" and "final" (of the
     dialogue), and "found", {item: score} or None."""

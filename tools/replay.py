@@ -20,8 +20,9 @@ Earlier versions had no subcommands. --paraphrase, with any flag, is now other-w
 or another --simulator or --reader, is other-user; all else is same-user.
 """
 
-from support.command_line import SCRIPTED, from_anywhere, not_negative, positive
+from support.command_line import SCRIPTED, positive
 from support.errors import BadInput, SimulatorFailed
+from support.settings import add_settings
 
 import asyncio
 import contextlib
@@ -274,7 +275,8 @@ def final_score(dialogue, feelings):
 
 
 def compare(dialogues, old, new):
-    """Print how the `new` feelings differ from the `old`, recorded ones. Returns {"found": [a
+    """Print how the `new` feelings differ from the `old`, recorded ones, a list for each of
+    `dialogues`. Returns {"found": [a
     sentence about a dialogue that is not as recorded], "final": the share of dialogues with the
     recorded score}."""
     same, differences = [], []
@@ -302,26 +304,17 @@ def main(argv=None):
     add("question", choices=SUBCOMMANDS, help="see above")
     add("files", nargs=1, metavar="FILE", help="a run's dialogues.jsonl, or a result file")
     add("--times", type=positive, default=1, metavar="N", help="replay each dialogue N times")
-    add(
-        "--simulator",
-        type=from_anywhere,
-        metavar="NAME",
-        help="who plays the user (default: as recorded, else toy); for same-user only its address",
+    add_settings(
+        parser,
+        {
+            "simulator": "who plays the user (default: as recorded, else toy); for same-user only "
+            "its address",
+            "reader": "whose feelings are read in place of it (default: as recorded, without "
+            "--simulator)",
+            "simulator_temperature": "sampling temperature of that model (default: 0)",
+            "lang": "language of the prompts (default: as recorded)",
+        },
     )
-    add(
-        "--reader",
-        type=from_anywhere,
-        metavar="NAME",
-        help="whose feelings are read in place of it (default: as recorded, without --simulator)",
-    )
-    add(
-        "--simulator-temperature",
-        type=not_negative,
-        default=0.0,
-        metavar="T",
-        help="sampling temperature of that model (default: 0)",
-    )
-    add("--lang", choices=["en", "zh"], help="language of the prompts (default: as recorded)")
     add(
         "--difficulty",
         nargs="+",
@@ -333,7 +326,7 @@ def main(argv=None):
         metavar="NAME",
         help="other-words: who rewords the replies, openai:MODEL@URL or local:DIR",
     )
-    parser.set_defaults(temperature=0.0)  # of the judge
+    parser.set_defaults(simulator_temperature=0.0, temperature=0.0)  # the second: of the judge
     return parser.run(lambda args: SUBCOMMANDS[args.question](args), argv)
 
 
