@@ -79,11 +79,13 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     refuse_other_heldout(out, heldout)
     costs = cfg.reader or cfg.simulator not in SCRIPTED
-    calls, clock = CallLog(out / "lens-calls.jsonl" if ask and costs else None), Clock()
+    kept, clock = out / "lens-calls.jsonl", Clock()
+    is_first = not kept.exists()
+    calls = CallLog(kept if ask and costs else None)
     for path in out.glob("*calls*.jsonl"):
         calls.read(path)
     simulator = simulator_of_run(cfg, calls, clock, find=None if ask else silent)
-    if ask:
+    if ask and is_first:  # the answers to the check are not kept: a second page does not ask again
         runner.run(simulator.check())
     elif simulator.reader:
         runner.run(simulator.reader.set_scale())

@@ -17,7 +17,8 @@ from people import refuse_other_heldout, users_of_run
 
 def draw_again(args):
     """Draw the run that the flags name. Returns the exit code; raises BadInput."""
-    config = settings_of_run(Path(args.path))
+    out = Path(args.path)
+    config = settings_of_run(out)
     if not config:
         raise BadInput(f"{args.path}: there is no run here (config.json is missing or unreadable)")
     _, people = users_of_run(config["profiles"], config["eval_size"])
