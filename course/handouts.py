@@ -47,7 +47,10 @@ def handout(target, chosen):
             place = Path(scratch) / "handout"
             copy_project(place, chosen, stubs_of(chosen))
             (place / "README.md").write_text(assignment(chosen), encoding="utf-8")
-            shutil.copy(ROOT / "README.md", place / "PROJECT.md")
+            page = (ROOT / "README.md").read_text(encoding="utf-8")
+            # it shows a function that is an exercise
+            page = re.sub(r"^```python\n.*?^```\n", "", page, flags=re.S | re.M)
+            (place / "PROJECT.md").write_text(page, encoding="utf-8")
             for file, name in HANDED_OUT.items():
                 (place / name).parent.mkdir(exist_ok=True)
                 shutil.copy(HERE / file, place / name)

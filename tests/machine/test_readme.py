@@ -15,6 +15,7 @@ from torch.distributed.run import get_args_parser as torchrun_parser
 
 import evaluate
 import rlver
+import rollout
 from documents import MODULES, PAGES, README, ROOT, quoted
 from several_ranks import run
 from tools import replay
@@ -72,11 +73,11 @@ def test_the_readme_has_its_three_commands_and_ci_runs_them():
     assert first == [install, test]
 
 
-def test_the_loop_is_that_of_the_code():
-    """README shows `train` whole; and it is short enough to be shown."""
+def test_the_dialogue_is_that_of_the_code():
+    """README shows `converse` whole; it is short enough to be shown. A link leads to the loop."""
     shown = re.search(r"^```python\n(.*?)^```$", README, re.S | re.M)[1]
-    assert shown == inspect.getsource(rlver.train)
-    assert len(shown.splitlines()) <= 100
+    assert shown == inspect.getsource(rollout.converse)
+    assert len(shown.splitlines()) <= 65 and "[`train`](rlver.py#L" in README
 
 
 def test_links_lead_to_the_lines_of_functions():
