@@ -1,6 +1,6 @@
 """rlver.py - train a model to comfort people: the whole loop, from top to bottom.
 
-    python rlver.py --steps 10 --eval-size 32       a demonstration of a minute
+    python rlver.py --steps 10 --eval-size 32       a demonstration
     python rlver.py --algo grpo --think             a whole run of the toy in think mode
     python rlver.py --algo ppo                      PPO in direct mode, without thoughts
 
@@ -112,14 +112,14 @@ def train(run):
 
 
 def set_up(run):
-    """(Simulator, profiles of the people to train on, Models). Before the first dialogue everything
-    is tried that could fail later."""
+    """(Simulator, profiles of the people to train on, Models). Tries everything that could fail
+    later, before the first dialogue."""
     cfg = run.cfg
     simulator = simulator_of_run(cfg, run.calls, run.clock)
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     check_playable(cfg.simulator, users + heldout, unnamed=not cfg.profiles)
     refuse_other_heldout(run.path, heldout)
-    # as in the released files: such users are new in their story alone
+    # Of such users only the story is new. The released files have some, too.
     if both := {user.player for user in users} & {user.player for user in heldout}:
         run.tell(f"warning: personas both trained on and held out: {len(both)}")
     checkpoint = run.open()
@@ -178,8 +178,8 @@ def evaluate(run, simulator, models, step):
 
 
 def save(run, models):
-    """Write a checkpoint of the last whole step, if there is none of it yet. All ranks gather, the
-    first one writes."""
+    """Write a checkpoint of the last whole step, unless it has one. All ranks gather, the first one
+    writes."""
     if run.saved_step < run.state["step"]:
         run.save(models.gather() if run.state["step"] else models.write_state)
         if run.saved_step > 0:

@@ -249,7 +249,7 @@ GROUPS = {
     "eval_size": "evaluation on held-out users",
 }
 EPILOG = """\
-A demonstration of a minute, offline, on a CPU:
+A demonstration, offline, on a CPU:
     python rlver.py --steps 10 --eval-size 32
 It prints a dialogue before training and one after it, and the mean final emotion
 of 32 held-out users: about 27 before and 45 to 60 after, by machine (standard error 4).
