@@ -229,8 +229,8 @@ class TorchEngine:
             self.prefill(chunks)
 
     def prefill(self, chunks):
-        """Compute what the rows of R slots lack of their prompts, and draw the first token of each
-        reply. chunks: {slot: ids}, none of them empty."""
+        """Compute the part of each prompt that the row of its slot does not hold yet, and draw the
+        first token of each reply. chunks: {slot: ids of this part}, R slots, none of them empty."""
         width = max(map(len, chunks.values()))  # W: shorter chunks are padded
         padded = [ids + [0] * (width - len(ids)) for ids in chunks.values()]
         hidden = self.compute(list(chunks), padded)  # [R, W, H]

@@ -308,7 +308,8 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     gap = logp_gap(batches, old_log_probs, models.gap_limits, models.reduce)
     sums = torch.zeros(4, dtype=torch.float64)  # this rank's KL, entropy, clipped, tokens
     norms = []
-    # For each mini-batch a list with one tuple per micro-batch; None for what there is not.
+    # For each mini-batch a list with one tuple per micro-batch. None stands for what a run does not
+    # have: a reference, or a critic's values and returns.
     absent = [None] * len(batches)
     targets = (old_values, returns) if critic else (absent, absent)
     rows = zip(batches, old_log_probs, advantages, ref or absent, *targets, strict=True)

@@ -180,7 +180,7 @@ class Reader(Caller, AdaptiveModel):
         try:
             # logs of earlier versions have more between the mass and the word
             for name, (odds, mass, *_, likeliest) in zip(WEIGHTS, parse_json(text), strict=True):
-                # not: the opposite, because NaN is neither above nor below a number
+                # `not` in front, because each comparison with NaN is false
                 if not (LEAST_MASS <= mass <= MOST_MASS and abs(odds) <= MOST_ODDS):
                     hint = (
                         "If this begins a thought, or Markdown, try to switch it off by "

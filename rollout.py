@@ -395,7 +395,7 @@ def row_of_dropped(error, limit, user, segments=()):
     """What dropped.jsonl keeps of a dialogue that `error` ended: what was said until then. The last
     reply of the policy is part of it: it may have made the user's model answer unreadably. limit:
     the asyncio.timeout of the dialogue; segments: its tokens. (A user may raise a TimeoutError of
-    its own, mostly one without words.)"""
+    its own, which often has no message.)"""
     reason = (
         "the rollout ran out of time" if limit.expired() else str(error) or "the user timed out"
     )

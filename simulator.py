@@ -146,7 +146,7 @@ class Simulator(Caller):
     """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock."""
 
     user_class = User
-    reader = None  # what hears in the model's place (ReadSimulator in reader.py)
+    reader = None  # a Reader decides what the user feels (ReadSimulator in reader.py)
 
     def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, **shared):
         """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question

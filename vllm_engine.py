@@ -141,7 +141,7 @@ class VllmEngine:
         if self.asleep:
             self.llm.wake_up(tags=["weights"])
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named_tensors)})
-        if self.asleep:  # the cache only now: it was not there while the weights came in
+        if self.asleep:  # the cache comes back after the weights, so that these had its memory
             self.llm.wake_up(tags=["kv_cache"])
         self.asleep = False
         self.forget()

@@ -74,13 +74,13 @@ def processors(root=Path("/")):
 
 PROCESSORS = processors()
 FREE = threading.Semaphore(PROCESSORS)
-NEXT = threading.Lock()  # of the one who waits for processors: whoever needs all gets them, too
+# Held while a thread waits for processors, so that one that needs all of them is not overtaken.
+NEXT = threading.Lock()
 
 
 @contextlib.contextmanager
 def taking(count):
-    """A context that has `count` of the PROCESSORS; with all of them it runs with nothing beside
-    it."""
+    """A context that holds `count` of the PROCESSORS. With all of them, nothing else runs beside it."""
     with NEXT:
         for _ in range(count):
             FREE.acquire()
@@ -244,12 +244,12 @@ def run_pytest(chosen, changed, cases, limit, *flags):
     if the exit code says so and all `cases` are in the report."""
     with tempfile.TemporaryDirectory(prefix="exercises-") as scratch:
         place = Path(scratch) / "project"
-        with PARSING:  # of the tests, which are cut
+        with PARSING:  # the tests are parsed and cut
             copy_project(place, chosen, changed)
         words = "-m pytest -qq -c pytest.ini --rootdir . -p no:cacheprovider tests".split()
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         try:
-            # output goes to a file: the end of a pipe would be that of all that the tests started
+            # not to a pipe, which ends only after all processes that the tests have started
             with open(place / "output.txt", "wb") as file:
                 done = subprocess.run(
                     [sys.executable, *words, "--junitxml=report.xml", *flags],

@@ -212,8 +212,8 @@ MAX_USERS = 24  # whose dialogues are shown: three of each need, if the needs ta
 
 
 def sentences_of(analysis):
-    """The texts in a logged answer to f_emo, a JSON object, one behind the other: without the keys,
-    the code and the numbers. What is no such object stays as it is."""
+    """The texts in a logged answer to f_emo, a JSON object, joined: without keys, code and numbers.
+    Any other text is returned as it is."""
     try:
         answer = dict(parse_json(analysis))
     except (TypeError, ValueError, RecursionError):

@@ -152,7 +152,7 @@ class ServerModel(AdaptiveModel):
         """One question, as an Answer. options: more of OpenAI's parameters; one that is None is not
         sent. Raises SimulatorFailed, PromptRefused or SimulatorRefused.
 
-        Here alone it is decided what follows from a response (`request` says what its status is):
+        This function alone decides what follows from a response (`request` returns its status):
 
             an Answer                    returned
             200, but without an answer   tried again, up to TRIES times: each may be paid for

@@ -46,7 +46,7 @@ class StopSignal:
 
         async def hold():
             self.dialogues = asyncio.current_task()
-            if self.number:  # it came before these dialogues, in an update or in a save
+            if self.number:  # the signal came before these dialogues, in an update or a save
                 self.dialogues.cancel()
             return await dialogues
 

@@ -48,7 +48,7 @@ TEMPLATE = Path(__file__).with_name("lens.html.j2")
 
 
 def silent(name, flag, temperature, *_):
-    """In the place of players.language_model: a model that is not asked."""
+    """Stands in for players.language_model: its model is never asked."""
 
     async def model(*_):
         raise SimulatorFailed("the run's log has no answer to a question")
@@ -145,7 +145,7 @@ def update(models, episodes, cfg, step):
 
 
 def compare(log, number, episodes, n_dropped):
-    """In words: are these dialogues those of step `number` in the run's log?"""
+    """A sentence that says whether these dialogues are those of step `number` in the run's log."""
     rows = [row["turns"] for row in log if (row["step"], row["split"]) == (number, "train")]
     logged = [[(turn["reply"], turn["emotion"]) for turn in turns] for turns in rows]
     n_others = sum([(t.reply, t.emotion) for t in e.turns] not in logged for e in episodes)
