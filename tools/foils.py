@@ -14,6 +14,7 @@ replies marked "fitness" and "test", and its gate was set, before anybody heard 
 "foils".
 """
 
+from support.answers import load_prompt
 from support.chat_format import ChatFormat
 from support.command_line import print_folded
 from support.loading import load_model
@@ -124,7 +125,7 @@ async def measure_foils(rows, reader, count, path=None):
     signal and the formula are left out. Raises SimulatorFailed."""
     if path:
         model, tokenizer = load_model(path, prefix="--likelihood ")
-        policy, chat = Policy(model), ChatFormat(tokenizer)
+        policy, chat = Policy(model), ChatFormat(tokenizer, load_prompt("policy_direct", "en"))
     foils = {used: foils_of(part, count) for used, part in parts_by("used", rows).items()}
 
     async def measure_row(row):
