@@ -28,6 +28,7 @@ import players
 from emotion import TRAINING
 from policy import Policy, pack
 from rollout import Episode, Reply, Segment, rollout
+from tools.foils import log_likelihoods
 from tools.replay import final_score, heard_by_all, one_of_each_need, replay_all
 
 # The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
@@ -223,16 +224,3 @@ def listens(policy, chat, dialogues):
         echoed += [word in heard for word in words_of(second["reply"])]
     likeliest = np.argmax(scores, axis=0)  # for each reply a context
     return np.mean(likeliest == np.arange(len(replies))), np.mean(echoed)
-
-
-@torch.no_grad()
-def log_likelihoods(policy, context, replies):
-    """log pi(reply | context) of each of the replies, a list; all are ids. One row: the context is
-    the trunk and each reply a branch. The context's last token stands in each branch again, because
-    a token is predicted from the one before it in the row."""
-    segments = [Segment(context[:-1])]
-    for k, ids in enumerate(replies, 1):
-        segments += [Segment(context[-1:], k), Segment(ids, k, [0.0] * len(ids))]
-    batch = pack([Episode("", 0, "", segments=segments)])
-    log_probs, _ = policy(batch)
-    return [log_probs[batch.turn == k].sum().item() for k in range(1, len(replies) + 1)]

@@ -17,6 +17,7 @@ replies marked "fitness" and "test", and its gate was set, before anybody heard 
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
 from support.command_line import print_folded
+from support.errors import BadInput
 from support.loading import load_model
 
 import random
@@ -69,7 +70,7 @@ def worth(own, likelihood):
 def foils_of(rows, count):
     """{user: a row of each of its foils}: `count` people of `rows` with another story and another
     need, drawn from the user's id. All replies to a person have the same foils, as all dialogues of
-    a group would."""
+    a group would. Raises BadInput if there are not so many."""
     people = {row["user"]: row for row in rows}
     foils = {}
     for user, row in people.items():
@@ -79,6 +80,10 @@ def foils_of(rows, count):
             if other["profile"].need != row["profile"].need
             and other["profile"].scene != row["profile"].scene
         ]
+        if len(others) < count:
+            raise BadInput(
+                f"--foils {count}: there are {len(others)} others to hear {user}'s replies"
+            )
         foils[user] = random.Random(user).sample(others, count)
     return foils
 
@@ -147,13 +152,14 @@ async def measure_foils(rows, reader, count, path=None):
 
 def aucs(rows, signal, good, bad):
     """Of pairs of a reply of the kinds `good` and one of the kinds `bad`: the AUC over all pairs, and
-    [mean over people of the AUC within a person, low, high, people]."""
-    a, b = ([row[signal] for row in rows if row["kind"] in kinds] for kinds in (good, bad))
-    within = [
-        auc(*[[row[signal] for row in part if row["kind"] in kinds] for kinds in (good, bad)])
-        for part in parts_by("user", rows).values()
-    ]
-    return float(auc(a, b)), interval(np.mean, within)
+    [mean over people of the AUC within a person, low, high, people]. None where there is no pair."""
+
+    def of_kinds(rows):
+        return [[row[signal] for row in rows if row["kind"] in kinds] for kinds in (good, bad)]
+
+    pairs = map(of_kinds, parts_by("user", rows).values())
+    within = [auc(a, b) for a, b in pairs if a and b]
+    return float(auc(*of_kinds(rows))) if within else None, interval(np.mean, within)
 
 
 def show_foils(results):
@@ -173,7 +179,7 @@ def show_foils(results):
         for k, part in enumerate(("mean", "low", "high")):
             table[f"AUC, within a person, {part}: {name}"] = [within[k] for _, within in pairs]
         *_, (_, within) = pairs
-        gate[name] = all(x >= bound for x, bound in zip(within, bounds))
+        gate[name] = None not in within and all(x >= least for x, least in zip(within, bounds))
     show_table("its own person's, or anybody's?", signals, table, READING)
     if "worth" in signals:
         missed = ", ".join(name for name, is_passed in gate.items() if not is_passed)
