@@ -49,7 +49,7 @@ def test_a_foil_has_another_story_and_need():
 def test_the_signals_are_those_of_the_formulas(tiny_dir):
     """In float loops. A foil hears the reply behind its own first line, and behind the same earlier
     replies. The change is not rounded, and lies between -10 and 10."""
-    rows = ROWS[::18]  # people of eight needs
+    rows = ROWS[:54:18]  # three people, of three needs
     rows[0]["dialogue"][1:1] = [{"speaker": "friend", "text": "Go on."}]
     found = asyncio.run(foils.measure_foils(rows, Ear(), 2, tiny_dir))
     model, tokenizer = load_model(tiny_dir)
@@ -79,7 +79,7 @@ def test_the_signals_are_those_of_the_formulas(tiny_dir):
         lik -= math.log((math.exp(of_others[0]) + math.exp(of_others[1])) / 2)
         bonus = 25 * min(0.6, max(0, lik)) / (1 + math.exp(-own - 3))
         wanted = [own, own - sum(foreign) / 2, lik, own + bonus]
-        assert [result[name] for name in foils.SIGNALS] == pytest.approx(wanted, abs=1e-5)
+        assert [result[name] for name in foils.SIGNALS] == pytest.approx(wanted, abs=1e-4)
 
 
 def test_replies_that_share_a_context_are_scored_as_if_each_stood_alone(tiny_dir):
