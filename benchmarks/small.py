@@ -28,7 +28,7 @@ import players
 from emotion import TRAINING
 from policy import Policy, pack
 from rollout import Episode, Reply, Segment, rollout
-from tools.foils import log_likelihoods
+from tools.foils import log_probs_of_replies
 from tools.replay import final_score, heard_by_all, one_of_each_need, replay_all
 
 # The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
@@ -191,7 +191,6 @@ def starting_policy(config):
     return Policy(model), ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"]))
 
 
-@torch.no_grad()
 def perplexity(policy, chat, dialogues):
     """exp of the mean negative log-likelihood of the tokens of all replies, each given the dialogue
     before it: how unusual the replies of recorded dialogues are for the starting `policy`. The stop
@@ -199,13 +198,8 @@ def perplexity(policy, chat, dialogues):
     function counted those that were sampled.)"""
     log_probs = []
     for row in dialogues:
-        segments, prompt = [], chat.first_prompt(row["first_line"])
-        for turn in row["turns"]:
-            ids = chat.text(turn["reply"])
-            segments += [Segment(prompt), Segment(ids, log_probs=[0.0] * len(ids))]
-            prompt = [*chat.close, chat.stop_id, *chat.next_prompt(turn["user"] or "")]
-        batch = pack([Episode("", 0, "", segments=segments)])
-        log_probs.append(policy(batch)[0][batch.action_mask])
+        lines = [row["first_line"], *[turn["user"] or "" for turn in row["turns"]]]
+        log_probs += log_probs_of_replies(policy, chat, lines, replies_of(row))
     return torch.cat(log_probs).mean().neg().exp()
 
 
@@ -224,3 +218,16 @@ def listens(policy, chat, dialogues):
         echoed += [word in heard for word in words_of(second["reply"])]
     likeliest = np.argmax(scores, axis=0)  # for each reply a context
     return np.mean(likeliest == np.arange(len(replies))), np.mean(echoed)
+
+
+@torch.no_grad()
+def log_likelihoods(policy, context, replies):
+    """log pi(reply | context) of each of the replies, a list; all are ids. One row: the context is
+    the trunk and each reply a branch. The context's last token stands in each branch again, because
+    a token is predicted from the one before it in the row."""
+    segments = [Segment(context[:-1])]
+    for k, ids in enumerate(replies, 1):
+        segments += [Segment(context[-1:], k), Segment(ids, k, [0.0] * len(ids))]
+    batch = pack([Episode("", 0, "", segments=segments)])
+    log_probs, _ = policy(batch)
+    return [log_probs[batch.turn == k].sum().item() for k in range(1, len(replies) + 1)]

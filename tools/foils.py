@@ -103,25 +103,24 @@ async def change_of(reader, row, other):
 def mean_log_prob(policy, chat, row, other):
     """(1/|y|) log p(y | dialogue) of the reply of a row, behind the dialogue of row `other`: nats a
     token. What was said between two earlier replies is not known; an empty line stands for it."""
-    first, *earlier, reply = [turn["text"] for turn in behind(row, other)]
-    context = chat.first_prompt(first)
-    for text in earlier:
-        context = context + chat.past_reply(text) + chat.next_prompt("")
-    ids = chat.text(reply)
-    return log_likelihoods(policy, context, [ids])[0] / len(ids)
+    first, *replies = [turn["text"] for turn in behind(row, other)]
+    *_, log_probs = log_probs_of_replies(policy, chat, [first] + [""] * len(replies), replies)
+    return log_probs.mean().item()
 
 
 @torch.no_grad()
-def log_likelihoods(policy, context, replies):
-    """log pi(reply | context) of each of the replies, a list; all are ids. One row: the context is
-    the trunk and each reply a branch. The context's last token stands in each branch again, because
-    a token is predicted from the one before it in the row."""
-    segments = [Segment(context[:-1])]
-    for k, ids in enumerate(replies, 1):
-        segments += [Segment(context[-1:], k), Segment(ids, k, [0.0] * len(ids))]
+def log_probs_of_replies(policy, chat, lines, replies):
+    """The log-probs of the tokens of each of `replies`, a list of tensors, given the dialogue before
+    it: lines[0], replies[0], lines[1] ... There are at least as many lines as replies. Without stop
+    tokens."""
+    segments, prompt = [], chat.first_prompt(lines[0])
+    for reply, line in zip(replies, [*lines[1:], ""]):
+        ids = chat.text(reply)
+        segments += [Segment(prompt), Segment(ids, log_probs=[0.0] * len(ids))]
+        prompt = [*chat.close, chat.stop_id, *chat.next_prompt(line)]
     batch = pack([Episode("", 0, "", segments=segments)])
     log_probs, _ = policy(batch)
-    return [log_probs[batch.turn == k].sum().item() for k in range(1, len(replies) + 1)]
+    return [log_probs[batch.turn == k] for k in range(1, len(replies) + 1)]
 
 
 async def measure_foils(rows, reader, count, path=None):

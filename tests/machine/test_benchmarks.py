@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import gpu, small, speed, tables
 from players import make_simulator
-from policy import pack
+from policy import Policy, pack
 from rollout import Episode, Segment
 from runs import rows
 
@@ -63,6 +63,16 @@ def test_the_benchmark_of_a_gpu_measures(tiny_dir, tmp_path, monkeypatch, no_pic
     assert gpu.steps(model, run) == 0
     assert len(rows(run / "metrics.jsonl")) == 3 and not list(run.glob("checkpoint-*"))
     assert gpu.child("-c", "1 / 0", limit=60)[:2] == (1, "ZeroDivisionError: division by zero")
+
+
+def test_replies_that_share_a_context_are_scored_as_if_each_stood_alone(tiny_dir):
+    policy = Policy(load_model(tiny_dir)[0])
+    context, replies = [5, 6, 7], [[8, 9], [10], [11, 12, 13]]
+    alone = []
+    for ids in replies:
+        segments = [Segment(context), Segment(ids, log_probs=[0.0] * len(ids))]
+        alone.append(policy(pack([Episode("", 0, "", segments=segments)]))[0].sum().item())
+    assert small.log_likelihoods(policy, context, replies) == pytest.approx(alone, abs=1e-5)
 
 
 def test_a_perplexity_is_that_of_the_replies_each_behind_its_dialogue(tiny_dir):

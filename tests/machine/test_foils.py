@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from policy import Policy, pack
 from reader import known_replies
-from rollout import Episode, Segment
 from tools import foils
 
 ROWS = known_replies("foils")
@@ -80,16 +78,6 @@ def test_the_signals_are_those_of_the_formulas(tiny_dir):
         bonus = 25 * min(0.6, max(0, lik)) / (1 + math.exp(-own - 3))
         wanted = [own, own - sum(foreign) / 2, lik, own + bonus]
         assert [result[name] for name in foils.SIGNALS] == pytest.approx(wanted, abs=1e-4)
-
-
-def test_replies_that_share_a_context_are_scored_as_if_each_stood_alone(tiny_dir):
-    policy = Policy(load_model(tiny_dir)[0])
-    context, replies = [5, 6, 7], [[8, 9], [10], [11, 12, 13]]
-    alone = []
-    for ids in replies:
-        segments = [Segment(context), Segment(ids, log_probs=[0.0] * len(ids))]
-        alone.append(policy(pack([Episode("", 0, "", segments=segments)]))[0].sum().item())
-    assert foils.log_likelihoods(policy, context, replies) == pytest.approx(alone, abs=1e-5)
 
 
 @pytest.mark.parametrize("worst, passed", [("echo", True), ("cold", True), ("to the point", False)])
