@@ -232,6 +232,21 @@ def best_device():
     return torch.device("cpu")
 
 
+def use_flex(module, device):
+    """Let the models in `module` attend by FlexAttention instead of SDPA with a mask (see
+    `policy.tree_blocks`): on a GPU that has bf16 (Ampere or later), where transformers has it for the
+    architecture."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        for part in module.modules():
+            if getattr(part, "_supports_flex_attn", False):
+                part.set_attn_implementation("flex_attention")
+
+
+def uses_flex(model):
+    """Does a model attend by FlexAttention?"""
+    return model.config._attn_implementation == "flex_attention"
+
+
 def return_freed_memory():
     """Return freed memory to the system. glibc keeps a freed block that lies below one in use, so
     the parts of a step, one after the other, would take the sum of their memory. Without glibc
