@@ -207,8 +207,7 @@ def batches_of(models, length, tokens):
     """One mini-batch of `rows`, in micro-batches."""
     episodes = rows(length, models.engine.model.config.vocab_size, tokens)
     # 128: the lengths that a run has on a GPU (policy.split_batch)
-    micros = micro_batches(episodes, tokens, multiple=128)
-    return [[batch.to(models.device) for batch in micros]]
+    return [[batch.to(models.device) for batch in micro_batches(episodes, tokens, multiple=128)]]
 
 
 def compare_attention(place, rank, lengths=LENGTHS, tokens=TOKENS):
