@@ -17,7 +17,7 @@ pictures are in support/; a first reading can skip them.
 
 # support comes first: it sets up what must be set up before torch is imported
 from support import errors, ranks, report, rundir, settings
-from support.loading import return_freed_memory
+from support.loading import return_freed_memory, uses_flex
 from support.metrics import batch_metrics, summarise
 from support.needs import hidden_need
 from support.report import dialogue_text, print_head, print_summary, progress
@@ -132,7 +132,8 @@ def set_up(run):
     run.try_to_save(models.write_trial, models.checkpoint_bytes())
     run.restore(checkpoint, heldout, digest_of_templates(models, simulator))
     if run.first:
-        print_head(cfg, run.path, len(users), len(heldout), ranks.world_size(), run.state["step"])
+        sizes = len(users), len(heldout), ranks.world_size(), run.state["step"]
+        print_head(cfg, run.path, *sizes, uses_flex(models.policy.model))
     return simulator, users, models
 
 

@@ -19,6 +19,12 @@ measured in its own process, with a run's own Models, engine and update, and pri
   * `pytest -m gpu`
 
 What is not done after nine minutes is reported as not done. The models need 20 GB of disk space.
+
+    python benchmarks/gpu.py make 1.5B DIR
+    python benchmarks/gpu.py attention DIR 0 '[1024, 4096, 8192]'
+
+compares SDPA with a mask and FlexAttention on such a model, in rows of these lengths: tokens a
+second, peak, log-probs. In the place of 0 stands the rank of adapters, if there are any.
 """
 
 import argparse
@@ -44,7 +50,7 @@ import rlver
 from grpo import grpo_update
 from models import Models
 from policy import micro_batches
-from ppo import ppo_update
+from ppo import log_probs_of, ppo_update
 from rollout import Episode, Segment, Turn
 from toy import world
 
@@ -128,6 +134,18 @@ def wait_for_gpu():
 def measure(place, rank, keep=False, lengths=LENGTHS, tokens=TOKENS, replies=(64, 300, 100)):
     """One line: {"sampled" (tokens/s), "updates": [{"algo", "length", "tokens" (a second),
     "mfu"}], "memory" (bytes)}. keep: are activations kept for the backward pass?"""
+    models, runner = make_models(place, rank, keep, tokens)
+    result = {"sampled": sampling_speed(models, runner, *replies), "updates": []}
+    models.engine.sleep()
+    for length in lengths:
+        result["updates"] += update_speeds(models, rank, length, tokens)
+    cuda = torch.cuda.is_available()
+    result["memory"] = torch.cuda.max_memory_allocated() if cuda else None
+    return result
+
+
+def make_models(place, rank, keep=False, tokens=TOKENS):
+    """(Models of PPO with the torch engine, and the asyncio.Runner that they sample in)."""
     cfg = resolve_settings(
         {
             "model": str(place),
@@ -141,14 +159,9 @@ def measure(place, rank, keep=False, lengths=LENGTHS, tokens=TOKENS, replies=(64
         }
     )
     runner = asyncio.Runner()
-    cuda = torch.cuda.is_available()
     models = Models(cfg, None, None, None, runner)
-    result = {"sampled": sampling_speed(models, runner, *replies), "updates": []}
-    models.engine.sleep()
-    for length in lengths:
-        result["updates"] += update_speeds(models, rank, length, tokens)
-    result["memory"] = torch.cuda.max_memory_allocated() if cuda else None
-    return result
+    models.gap_limits, models.ratio_limit = None, 1e9  # the dialogues are made up
+    return models, runner
 
 
 def sampling_speed(models, runner, count, prompt_length, reply_length):
@@ -173,15 +186,10 @@ def update_speeds(models, rank, length, tokens):
     """[{"algo", "length", "tokens" (a second), "mfu"}] of one update by GRPO and one by PPO, on
     rows of `length`."""
     model = models.engine.model
+    batches = batches_of(models, length, tokens)
     policy_size = sum(parameter.numel() for parameter in model.parameters())
     critic_size = policy_size - model.get_output_embeddings().weight.numel()
-    episodes = rows(length, model.config.vocab_size, tokens)
-    # 128: the lengths that a run has on a GPU (policy.split_batch)
-    micros = micro_batches(episodes, tokens, multiple=128)
-    batches = [[batch.to(models.device) for batch in micros]]
     cfg = resolve_settings({"algo": "ppo"})
-    models.gap_limits, models.ratio_limit = None, 1e9
-
     operations = 4 if rank else 6  # per parameter and token
     peak = peak_flops()
     speeds = []
@@ -193,6 +201,43 @@ def update_speeds(models, rank, length, tokens):
         mfu = peak and speed * operations * size / peak
         speeds.append({"algo": algo, "length": length, "tokens": speed, "mfu": mfu})
     return speeds
+
+
+def batches_of(models, length, tokens):
+    """One mini-batch of `rows`, in micro-batches."""
+    episodes = rows(length, models.engine.model.config.vocab_size, tokens)
+    # 128: the lengths that a run has on a GPU (policy.split_batch)
+    return [[batch.to(models.device) for batch in micro_batches(episodes, tokens, multiple=128)]]
+
+
+def compare_attention(place, rank, lengths=LENGTHS, tokens=TOKENS):
+    """Print SDPA with a mask beside FlexAttention in one update by GRPO that moves no weight: tokens
+    a second, the seconds of the first pass (with compiling), and the peak. Returns the mean
+    difference of their log-probs for each length."""
+    models, _ = make_models(place, rank, tokens=tokens)
+    models.engine.sleep()
+    models.set_learning_rates(0.0)
+    cfg = resolve_settings({"algo": "grpo"})
+    apart = {}
+    for length in lengths:
+        [batches] = batches_of(models, length, tokens)
+        found = []
+        for name in ("sdpa", "flex_attention"):
+            models.policy.model.set_attn_implementation(name)
+            torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+            log_probs = log_probs_of(models.policy, batches)
+            found.append(torch.cat([x[b.action_mask] for x, b in zip(log_probs, batches)]))
+            wait_for_gpu()
+            first = time.perf_counter() - began
+            speed = tokens / seconds_of(functools.partial(grpo_update, models, [batches], cfg))
+            peak = torch.cuda.max_memory_allocated() / 1e9
+            print(
+                f"L {length:6} {name:14} {speed:7.0f} tokens/s, first pass {first:5.1f} s, "
+                f"peak {peak:.1f} GB"
+            )
+        apart[length] = (found[0] - found[1]).abs().mean().item()
+    return apart
 
 
 def peak_flops():
@@ -308,7 +353,7 @@ def main(keep):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     # a part of it, in a process of its own: see `child`
-    works = ("make", "measure", "steps")
+    works = ("make", "measure", "steps", "attention")
     parser.add_argument("work", nargs="?", choices=works, help=argparse.SUPPRESS)
     parser.add_argument("args", nargs="*", help=argparse.SUPPRESS)
     text = "measure updates that keep their activations, as rlver.py's flag"
@@ -318,9 +363,10 @@ if __name__ == "__main__":
         make_model(*given.args)
     elif given.work == "steps":
         sys.exit(steps(*given.args))
-    elif given.work == "measure":
+    elif given.work == "measure" or given.work and torch.cuda.is_available():
         join_ranks(cuda=torch.cuda.is_available())
         place, rank, *more = given.args
-        print(json.dumps(measure(place, int(rank), *map(json.loads, more))))
-    else:
+        work = measure if given.work == "measure" else compare_attention
+        print(json.dumps(work(place, int(rank), *map(json.loads, more))))
+    else:  # without a GPU it says so, and ends with 2
         sys.exit(main("true" if given.keep_activations else "false"))

@@ -232,6 +232,28 @@ def best_device():
     return torch.device("cpu")
 
 
+def use_flex(module, device):
+    """Let the models in `module` attend by FlexAttention instead of SDPA with a mask (see
+    `policy.tree_blocks`): on a GPU that has bf16 (Ampere or later) and can compile it, where
+    transformers has it for the architecture."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+        from torch.nn.attention.flex_attention import flex_attention  # here: it is for a GPU
+
+        x = torch.ones(1, 1, 128, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+        try:
+            torch.compile(flex_attention)(x, x, x).sum().backward()
+        except Exception:  # no C compiler, no Triton ...: torch has many kinds
+            return
+        for part in module.modules():
+            if getattr(part, "_supports_flex_attn", False):
+                part.set_attn_implementation("flex_attention")
+
+
+def uses_flex(model):
+    """Does a model attend by FlexAttention?"""
+    return model.config._attn_implementation == "flex_attention"
+
+
 def return_freed_memory():
     """Return freed memory to the system. glibc keeps a freed block that lies below one in use, so
     the parts of a step, one after the other, would take the sum of their memory. Without glibc

@@ -3,7 +3,7 @@ device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m 
 name where there is none)."""
 
 from support.errors import BadModel
-from support.loading import load_model
+from support.loading import load_model, use_flex
 
 import asyncio
 import sys
@@ -12,14 +12,24 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 import models
 import rlver
+from conftest import make_tiny_model
 from elsewhere import DEVICE, elsewhere, load
 from engine import TorchEngine
 from lora import AdapterView, SharedBase
 from models import load_optimizer_state, make_masters
-from policy import Critic, Policy, pack, recompute_activations, split_batch
+from policy import (
+    Critic,
+    Policy,
+    pack,
+    recompute_activations,
+    split_batch,
+    tree_mask,
+    tree_predicate,
+)
 from ppo import ppo_update
 from runs import go_on, rows, words
 from several_ranks import SMALL, alone, make_episodes
@@ -157,6 +167,14 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     load_model(out / "checkpoint-000002")
 
 
+@fake_cuda
+def test_the_predicate_of_flex_attention_looks_up_on_the_device(device):
+    branch = pack(make_episodes()).branch
+    place = torch.arange(branch.numel(), device=device)
+    sees = tree_predicate(branch.to(device))(0, 0, place[:, None], place)
+    assert torch.equal(sees.cpu(), torch.block_diag(*tree_mask(branch)[:, 0]).bool())
+
+
 # --------------------------------------------------------------------------------------- with a GPU
 
 
@@ -166,36 +184,75 @@ def gpu(test):
     return pytest.mark.gpu(there(test))
 
 
+@pytest.fixture(scope="module")
+def small_dir(tiny_tokenizer, tmp_path_factory):
+    """A model whose heads have 32 numbers, because FlexAttention on a GPU takes none below 16; three
+    of them share one of keys and values."""
+    path, sizes = tmp_path_factory.mktemp("small"), {"hidden_size": 96, "num_attention_heads": 3}
+    make_tiny_model(tiny_tokenizer, num_key_value_heads=1, **sizes).save_pretrained(path)
+    tiny_tokenizer.save_pretrained(path)
+    return path
+
+
 @gpu
-def test_log_probs_of_the_gpu_are_those_of_the_cpu(tiny_dir):
+@pytest.mark.parametrize("flex", [False, True])
+def test_log_probs_and_gradients_of_the_gpu_are_those_of_the_cpu(flex, small_dir):
     """In bf16 against fp32, with rows of a length that is padded up to 128; and the same kernel on
-    the same tokens gives the same bits, with a gradient or without, so the first ratio is 1."""
-    episodes = make_episodes()
-    policy = Policy(load_model(tiny_dir)[0])
-    with torch.no_grad():
-        right = policy(pack(episodes))[0]
-    policy = Policy(cast(policy.model, "cuda"))
-    batch = pack(episodes, multiple=128).to("cuda")
-    found = policy(batch)[0]
-    with torch.no_grad():
-        assert torch.equal(found.detach(), policy(batch)[0])
-    width = right.shape[1]
-    gap = (found.detach().cpu()[:, :width] - right)[batch.action_mask.cpu()[:, :width]].abs()
-    assert batch.ids.shape[1] % 128 == 0 and gap.mean() < 0.05
+    the same tokens gives the same bits, with a gradient or without, so the first ratio is 1. (With
+    FlexAttention these are two kernels.)"""
+    batch, found = pack(make_episodes(), multiple=128), []
+    for place in ("cpu", "cuda"):
+        policy, there = Policy(load_model(small_dir)[0]), batch.to(place)
+        if place == "cuda":
+            cast(policy.model, place)
+            if flex:
+                use_flex(policy, torch.device(place))
+        assert (policy.model.config._attn_implementation != "sdpa") == (flex and place == "cuda")
+        log_probs = policy(there)[0]
+        log_probs.sum().backward()
+        with torch.no_grad():
+            gap = (log_probs - policy(there)[0]).abs().max()
+        assert gap <= (models.LIMITS[torch.bfloat16][1] if flex else 0)
+        grads = torch.cat([p.grad.float().flatten().cpu() for p in policy.parameters()])
+        found.append((log_probs[there.action_mask].detach().cpu(), grads))
+    (right, right_grads), (log_probs, grads) = found
+    assert batch.ids.shape[1] % 128 == 0 and (log_probs - right).abs().mean() < 0.05
+    assert (grads - right_grads).norm() <= 0.1 * right_grads.norm()
+
+
+@gpu
+def test_flex_attention_is_compiled_at_most_twice(small_dir):
+    """For the first length and for all: ten micro-batches of one to five rows, scored, and ten that
+    are trained on."""
+    policy = Policy(cast(load_model(small_dir)[0], "cuda"))
+    use_flex(policy, torch.device("cuda"))
+    batches = [pack(make_episodes(n), multiple=256) for n in (2, 1, 3, 4, 5)]
+    batches += [pack(make_episodes(n), multiple=640) for n in (3, 1, 2, 5, 4)]
+    for grad in (False, True):
+        torch.compiler.reset()
+        before = counters["stats"]["unique_graphs"]
+        for batch in batches:
+            with torch.set_grad_enabled(grad):
+                log_probs = policy(batch.to("cuda"))[0]
+            if grad:
+                log_probs.sum().backward()
+        # two functions: the attention, and `create_block_mask`
+        assert counters["stats"]["unique_graphs"] - before <= 2 * 2
 
 
 @gpu
 @pytest.mark.parametrize("flags", ["--algo ppo --think --kl-coef 0.1", "--algo grpo --lora-rank 4"])
-def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
+def test_a_run_on_the_gpu(flags, small_dir, tmp_path):
     """The self-checks hold in bf16: gap, first ratio, what is sampled after a sync; FSDP2 alone on
-    NCCL, a checkpoint, and `--resume`."""
+    NCCL, a checkpoint, and `--resume`; and its head says that it uses FlexAttention."""
     out = tmp_path / "run"
     for more in (
-        ["--model", tiny_dir, *SMALL, *flags.split(), "--steps", 2, "--out", out],
+        ["--model", small_dir, *SMALL, *flags.split(), "--steps", 2, "--out", out],
         ["--resume", out, "--steps", 3],
     ):
-        code, _, err = alone(*more)
+        code, text, err = alone(*more)
         assert code == 0, err
+        assert "attention: FlexAttention" in " ".join(text.split())
     assert len(rows(out / "metrics.jsonl")) == 3
 
 

@@ -5,7 +5,9 @@ from support import settings
 from support.settings import make_parser, resolve_settings
 
 import os
+import re
 import subprocess
+from collections import defaultdict
 
 import pytest
 
@@ -19,6 +21,7 @@ COMMANDS = [  # words behind the name of the recipe, and how often each program 
     ("qwen7b.sh ppo --think", {"rlver.py": 1}),
     ("qwen7b.sh grpo --think --steps 12 --warmup 2 --save-every 4", {"rlver.py": 1}),  # an hour
     ("one_gpu.sh grpo --think", {"rlver.py": 1}),
+    ("one_gpu.sh grpo --think --engine torch READER=local:m CARD=24", {"card.py 24 rlver.py": 1}),
     # four trainings, eight measurements, and a line of scores for each file that is there
     ("environments.sh runs/nowhere 8 --steps 2", {"rlver.py": 4, "evaluate.py": 9}),
     # six trainings; three policies of three seeds, each measured with two users; and a score of each
@@ -37,13 +40,14 @@ def test_a_recipe_is_short_and_its_flags_are_taken(command, calls, tmp_path, mon
     for program in ("python", "torchrun"):
         (tmp_path / program).write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
         (tmp_path / program).chmod(0o755)
-    name, *words = command.split()
+    name, *words = re.sub(r" \w+=.*", "", command).split()
     recipe = ROOT / "recipes" / name
     assert len(recipe.read_text().splitlines()) < 40
     env = {**os.environ, **SERVER, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env |= re.findall(r" (\w+)=(\S+)", command)
     subprocess.run(["bash", "-n", recipe], check=True)
     subprocess.run(["bash", recipe, *words], check=True, env=env, stdout=subprocess.DEVNULL)
-    parsers = {"rlver.py": make_parser(), "evaluate.py": evaluate.make_parser()}
+    parsers = defaultdict(make_parser, {"evaluate.py": evaluate.make_parser()})
     seen = dict.fromkeys(calls, 0)
     for line in (tmp_path / "asked").read_text().splitlines():
         for script in calls:
@@ -51,6 +55,6 @@ def test_a_recipe_is_short_and_its_flags_are_taken(command, calls, tmp_path, mon
             if found:
                 seen[script] += 1
                 given = vars(parsers[script].parse_args(flags.split()))
-                if script == "rlver.py":
+                if script != "evaluate.py":
                     resolve_settings(given)
     assert seen == calls

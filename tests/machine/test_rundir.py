@@ -604,6 +604,7 @@ def test_the_head_of_a_run(capsys):
         return " ".join(capsys.readouterr().out.split())
 
     assert head({}).startswith("GRPO trains toy (direct): 36 steps of 64 dialogues")
+    assert "attention: FlexAttention" in head({}, flex=True)
     text = head({"algo": "ppo", "think": True}, ranks=2, step=5)
     assert text.startswith("Step 5 is done, going on: PPO trains toy (think)")
     assert (
