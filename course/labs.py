@@ -26,6 +26,7 @@ answers are weighed again.
 from patches import ROOT, read_toml, replaced  # first: it finds the project
 from support.errors import BadInput
 from support.files import lock, read_jsonl
+from support.metrics import words_of
 from support.results import recorded_dialogues
 
 import asyncio
@@ -456,6 +457,20 @@ def more_to_its_person(run):
     return differences
 
 
+def words_heard(run):
+    """Words of the replies, in percent, that the person had said before: is it parroting?"""
+    shares = []
+    for dialogues in dialogues_of(run):
+        is_heard = []
+        for dialogue in dialogues:
+            heard = set(words_of(dialogue["first_line"]))
+            for turn in dialogue["turns"]:
+                is_heard += [word in heard for word in words_of(turn["reply"])]
+                heard |= set(words_of(turn["user"] or ""))
+        shares.append(100 * np.mean(is_heard))
+    return shares
+
+
 def foreign_tokens(run):
     """Tokens in the loss, in percent, that the policy did not sample."""
     return 100 * (1 - series(run, "tokens_sampled") / series(run, "tokens_trained"))
@@ -491,6 +506,7 @@ TELL_TALES = {
     "goodbye": functools.partial(ended, "goodbye"),
     "emotion_min": functools.partial(ended, "emotion_min"),
     "more_to_its_person": more_to_its_person,
+    "words_heard": words_heard,
     "foreign_tokens": foreign_tokens,
     "grad_norm_apart": grad_norm_apart,
     "same_dialogues": same_dialogues,
