@@ -100,7 +100,7 @@ class LocalModel(AdaptiveModel):
 
         The key of the call is the seed. With one generator for all calls an answer would depend on
         the order of the calls, and a resumed run would be another run."""
-        ids = ids_of_prompt(self, prompt)
+        ids = ids_of_prompt(self, prompt, 1)
         room = self.context - len(ids)  # for the answer
         rng = np.random.default_rng(int(key_of_call.get("0"), 16))
         # key: names a dialogue whose tokens the engine keeps for its next turn. Here each call is
@@ -115,11 +115,11 @@ class LocalModel(AdaptiveModel):
         return answer
 
 
-def ids_of_prompt(model, prompt):
-    """The token ids of a prompt for a LocalModel or a LocalReader. Raises PromptRefused if they leave
-    no room in its context for one more token."""
+def ids_of_prompt(model, prompt, room):
+    """The token ids of a prompt for a LocalModel or a LocalReader. Raises PromptRefused if its context
+    has no `room` for so many more tokens."""
     ids = model.chat.first_prompt(prompt) + model.chat.opening
-    if len(ids) >= model.context:
+    if len(ids) + room > model.context:
         raise PromptRefused(
             f"local:{model.name}: a prompt of {len(ids)} tokens does not fit its context of "
             f"{model.context}"
@@ -167,7 +167,7 @@ class LocalReader:
     @torch.inference_mode()
     def forward(self, prompts, count):
         """`likeliest`, by one forward pass for all prompts."""
-        rows = [ids_of_prompt(self, prompt) for prompt in prompts]
+        rows = [ids_of_prompt(self, prompt, 0) for prompt in prompts]
         trunk = os.path.commonprefix(rows)
         segments = [Segment(trunk)]
         segments += [Segment(row[len(trunk) :], k) for k, row in enumerate(rows, 1)]  # branches

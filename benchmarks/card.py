@@ -31,22 +31,22 @@ def watch(in_use):
         time.sleep(0.5)
 
 
-def main(gib=0, *words):
+def main(gib="", *words):
     """Run a program on so many GiB. Returns its exit code."""
-    if not (words and torch.cuda.is_available()):
-        print("card.py: it needs a GPU, a number of GiB and a program", file=sys.stderr)
+    if not (gib.isdigit() and int(gib) > CONTEXT and words and torch.cuda.is_available()):
+        print(
+            "card.py: it needs a GPU, GiB (a whole number above 1) and a program", file=sys.stderr
+        )
         return 2
-    share = (float(gib) - CONTEXT) * 2**30 / torch.cuda.mem_get_info()[1]
+    share = (int(gib) - CONTEXT) * 2**30 / torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(min(1.0, share))
     began, in_use = time.perf_counter(), []
     threading.Thread(target=watch, args=[in_use], daemon=True).start()
     name, *flags = words[1:] if words[0] == "-m" else words
     code = importlib.import_module(name.removesuffix(".py")).main(flags)
     minutes = (time.perf_counter() - began) / 60
-    torch_peak, card_peak = torch.cuda.max_memory_allocated() / 1e9, max(in_use) / 1e9
-    print(
-        f"{name}: {minutes:.1f} minutes, peak {torch_peak:.1f} GB of torch, {card_peak:.1f} GB in use"
-    )
+    peaks = f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB of torch"
+    print(f"{name}: {minutes:.1f} minutes, peak {peaks}, {max(in_use) / 2**30:.1f} GiB in use")
     return code
 
 

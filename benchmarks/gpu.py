@@ -212,7 +212,7 @@ def batches_of(models, length, tokens):
 
 def compare_attention(place, rank, lengths=LENGTHS, tokens=TOKENS):
     """Print SDPA with a mask beside FlexAttention in one update by GRPO that moves no weight: tokens
-    a second, the seconds of the first pass (with compiling), and the peak. Returns the mean
+    a second, the seconds of the first pass over this length, and the peak. Returns the mean
     difference of their log-probs for each length."""
     models, _ = make_models(place, rank, tokens=tokens)
     models.engine.sleep()

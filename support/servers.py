@@ -158,7 +158,7 @@ class ServerModel(AdaptiveModel):
             200, but without an answer   tried again, up to TRIES times: each may be paid for
             408, 409, 429, 5xx           tried again until CALL_TIMEOUT, but not while the check looks
                                          for a format (not `is_patient`): then a 5xx is a refusal
-                                         after FORMAT_RETRIES more tries
+                                         once more than FORMAT_RETRIES tries have failed
             any other status             a refusal, unless `adapt` changes what is sent"""
         failures, without_answer = 0, 0  # tries that failed; those of them whose status was 200
         try:
@@ -182,14 +182,14 @@ class ServerModel(AdaptiveModel):
                         # has words that a filter does not want
                         kind = SimulatorRefused if status in (401, 402, 404) else PromptRefused
                         raise kind(f"{self.url}: {self.quote(answer)}")
-                    pause = min(MAX_PAUSE, FIRST_PAUSE * 2**failures)
+                    pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(failures, 10))
                     failures += 1
                     without_answer += status == 200
                     self.report_failure(answer)
                     if without_answer == TRIES or wait > CALL_TIMEOUT:
                         break
                     # at random, so that questions that failed together do not come back together
-                    await asyncio.sleep(wait or pause * random.uniform(0.5, 1))
+                    await asyncio.sleep(max(wait, pause * random.uniform(0.5, 1)))
         except TimeoutError:
             raise SimulatorFailed(
                 f"{self.url}: no answer within {CALL_TIMEOUT} s; the last failure: "
@@ -212,7 +212,7 @@ class ServerModel(AdaptiveModel):
             status, answer = read_response(response.text)
         except openai.APIStatusError as error:  # any status but 200
             response = error.response
-            status, answer = response.status_code, response.text
+            status, answer = response.status_code, error.message
         except openai.APIError as error:
             cause = error.__cause__ or error  # the HTTP library's, which says more
             return 503, f"{type(cause).__name__} {cause}", 0

@@ -16,9 +16,9 @@ The replies are those of prompts/replies.jsonl that are not marked "weights": te
 people of prompts/profiles/en_test.jsonl, then ten to each of twelve people of the toy, the only
 people that a scripted user can play. With --foils they are those marked "foils", to sixteen people
 of prompts/profiles/en_train.jsonl, then those to the toy's people, and a second table says whether
-a reply is worth more to its own person than to others (tools/foils.py). All of them are English; --lang zh puts the questions in
-Chinese. The answers are kept in results/, so the same command continues a stopped measurement. Only
-the questions that are put a second time are always asked.
+a reply is worth more to its own person than to others (tools/foils.py). All of them are English;
+--lang zh puts the questions in Chinese. The answers are kept in results/, so the same command
+continues a stopped measurement. Only the questions that are put a second time are always asked.
 """
 
 from support.answers import PROMPTS
@@ -49,7 +49,7 @@ from players import make_simulator
 from reader import known_replies
 from tools.asking import open_call_log
 from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
-from tools.foils import LIFTING, UNKIND, measure_foils, show_foils
+from tools.foils import LIFTING, UNKIND, draw_foils, load_scorer, measure_foils, show_foils
 from tools.stats import auc, interval
 
 # The kinds of replies that should lift a person, and those that should not. The other kinds may do
@@ -187,10 +187,10 @@ async def measure_gains(rows, simulator):
     return await tqdm.gather(*calls, desc="words to the reader", leave=False)
 
 
-async def measure(rows, simulator, speaks, foils=None, likelihood=None):
+async def measure(rows, simulator, speaks, foils=None, scorer=None):
     """All questions, after the check. Returns [`measure_reply` of each row, with an emotion for
     ASKED_AGAIN of them] and, with a reader, [`measure_gain`] and, with `foils`, `measure_foils`.
-    Raises as `check`."""
+    foils, scorer: of tools.foils. Raises as `check`."""
     await simulator.check(with_feelings=False)
     count = min(ASKED_AGAIN, len(rows))
     # spread over persons and kinds; the second ten meet the levels shifted by one
@@ -202,7 +202,7 @@ async def measure(rows, simulator, speaks, foils=None, likelihood=None):
     gains = await measure_gains(rows, simulator)
     if not foils:
         return results, gains, []
-    return results, gains, await measure_foils(rows, simulator.reader, foils, likelihood)
+    return results, gains, await measure_foils(rows, simulator.reader, foils, scorer)
 
 
 # ----------------------------------------------------------------------------------------- counting
@@ -337,7 +337,9 @@ def examine(args):
     rows = known_replies("test")
     if not is_scripted:
         rows = known_replies("foils" if args.foils else "fitness") + rows
+    drawn = draw_foils(rows, args.foils) if args.foils else None
     rows = rows[: args.replies or (len(rows) if args.foils else 60)]
+    scorer = load_scorer(args.likelihood) if args.likelihood else None
     title = f"{args.reader or args.simulator} {args.difficulty} {args.lang}"
     log = None
     if args.reader or not is_scripted:
@@ -354,9 +356,7 @@ def examine(args):
         log=log,
     )
     try:
-        results, gains, foils = asyncio.run(
-            measure(rows, simulator, speaks, args.foils, args.likelihood)
-        )
+        results, gains, foils = asyncio.run(measure(rows, simulator, speaks, drawn, scorer))
         calls = []
         if log and log.answers:
             calls = [row for _, row, _ in read_jsonl(log.path) if row]
@@ -411,7 +411,7 @@ def main(argv=None):
         "--replies",
         type=positive,
         metavar="N",
-        help="how many of the replies, ten to a person (default: 60, with --foils all; all: 180)",
+        help="how many of the replies (default: 60 of 180, ten to a person; with --foils all, 264)",
     )
     add(
         "--foils",

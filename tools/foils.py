@@ -17,7 +17,7 @@ replies marked "fitness" and "test", and its gate was set, before anybody heard 
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
 from support.command_line import print_folded
-from support.errors import BadInput
+from support.errors import BadInput, SimulatorFailed
 from support.loading import load_model
 
 import random
@@ -67,25 +67,33 @@ def worth(own, likelihood):
 # ------------------------------------------------------------------------------------- two signals
 
 
-def foils_of(rows, count):
-    """{user: a row of each of its foils}: `count` people of `rows` with another story and another
-    need, drawn from the user's id. All replies to a person have the same foils, as all dialogues of
-    a group would. Raises BadInput if there are not so many."""
-    people = {row["user"]: row for row in rows}
+def draw_foils(rows, count):
+    """{user: a row of each of its foils}: `count` people with another story and another need, of
+    those whose replies have the same mark, drawn from the user's id. All replies to a person have
+    the same foils, as all dialogues of a group would. Raises BadInput if there are not so many."""
     foils = {}
-    for user, row in people.items():
-        others = [
-            other
-            for other in people.values()
-            if other["profile"].need != row["profile"].need
-            and other["profile"].scene != row["profile"].scene
-        ]
-        if len(others) < count:
-            raise BadInput(
-                f"--foils {count}: there are {len(others)} others to hear {user}'s replies"
-            )
-        foils[user] = random.Random(user).sample(others, count)
+    for part in parts_by("used", rows).values():
+        people = {row["user"]: row for row in part}
+        for user, row in people.items():
+            profile = row["profile"]
+            others = [
+                other
+                for other in people.values()
+                if other["profile"].need != profile.need and other["profile"].scene != profile.scene
+            ]
+            if len(others) < count:
+                raise BadInput(
+                    f"--foils {count}: only {len(others)} can hear the replies to {user}"
+                )
+            foils[user] = random.Random(user).sample(others, count)
     return foils
+
+
+def load_scorer(path):
+    """(Policy, ChatFormat) of the model that says how likely a reply is, behind the policy's own
+    system prompt. path: of --likelihood. Raises BadModel."""
+    model, tokenizer = load_model(path, prefix="--likelihood ")
+    return Policy(model), ChatFormat(tokenizer, load_prompt("policy_direct", "en"))
 
 
 def behind(row, other):
@@ -123,27 +131,28 @@ def log_probs_of_replies(policy, chat, lines, replies):
     return [log_probs[batch.turn == k] for k in range(1, len(replies) + 1)]
 
 
-async def measure_foils(rows, reader, count, path=None):
-    """What each reply is worth to its own person and to `count` foils: one dict a row, with its
-    "used", "user" and "kind", and SIGNALS. path: of the model of the likelihood; without it, that
-    signal and the formula are left out. Raises SimulatorFailed."""
-    if path:
-        model, tokenizer = load_model(path, prefix="--likelihood ")
-        policy, chat = Policy(model), ChatFormat(tokenizer, load_prompt("policy_direct", "en"))
-    foils = {used: foils_of(part, count) for used, part in parts_by("used", rows).items()}
+async def measure_foils(rows, reader, foils, scorer=None):
+    """What each reply is worth to its own person and to its `foils`, as `draw_foils` returns them:
+    one dict a row, with its "used", "user", "kind" and "reply", and SIGNALS. scorer: of
+    `load_scorer`; without it, the likelihood and the formula are left out. Replies that cannot be
+    read are left out, too."""
 
     async def measure_row(row):
-        others = foils[row["used"]][row["user"]]
-        changes = [await change_of(reader, row, other) for other in (row, *others)]
+        others = foils[row["user"]]
+        try:
+            changes = [await change_of(reader, row, other) for other in (row, *others)]
+        except SimulatorFailed:
+            return None
         result = {name: row[name] for name in ("used", "user", "kind", "reply")}
         result |= {"own": changes[0], "difference": changes[0] - mean(changes[1:])}
-        if path:
-            own, *foreign = [mean_log_prob(policy, chat, row, other) for other in (row, *others)]
+        if scorer:
+            own, *foreign = [mean_log_prob(*scorer, row, other) for other in (row, *others)]
             result["likelihood"] = own - float(np.log(np.mean(np.exp(foreign))))
             result["worth"] = worth(result["own"], result["likelihood"])
         return result
 
-    return await tqdm.gather(*map(measure_row, rows), desc="foils", leave=False)
+    results = await tqdm.gather(*map(measure_row, rows), desc="foils", leave=False)
+    return [result for result in results if result]
 
 
 # ------------------------------------------------------------------------------------- the table
@@ -170,17 +179,20 @@ def show_foils(results):
         for used, part in parts_by("used", results).items()
         for kind, rows in parts_by("kind", part).items()
     }
-    gate = {}
+    gate = {}  # {comparison: is it passed? None: not measured}
     for name, (used, good, bad, *bounds) in GATE.items():
         rows = [row for row in results if row["used"] == used]
         pairs = [aucs(rows, signal, good, bad) for signal in signals]
         table[f"AUC, all pairs: {name}"] = [overall for overall, _ in pairs]
         for k, part in enumerate(("mean", "low", "high")):
             table[f"AUC, within a person, {part}: {name}"] = [within[k] for _, within in pairs]
-        *_, (_, within) = pairs
-        gate[name] = None not in within and all(x >= least for x, least in zip(within, bounds))
+        if "worth" in signals:
+            *_, (_, within) = pairs
+            passed = [x >= least for x, least in zip(within, bounds) if x is not None]
+            gate[name] = all(passed) if len(passed) == len(bounds) else None
     show_table("its own person's, or anybody's?", signals, table, READING)
     if "worth" in signals:
-        missed = ", ".join(name for name, is_passed in gate.items() if not is_passed)
-        print_folded(f"gate of the formula: {f'missed at {missed}' if missed else 'passed'}")
+        for name, is_passed in gate.items():
+            words = {True: "passed", False: "missed", None: "not measured"}[is_passed]
+            print_folded(f"gate of the formula, {name}: {words}")
     return {"table": table, "signals": signals, "gate": gate, "found": results}

@@ -13,7 +13,7 @@ with --ask; its answers are kept in RUN/lens-calls.jsonl, so that a second page 
 from support.calls import CallLog, Clock
 from support.command_line import SCRIPTED, Parser, natural, positive, split_name
 from support.errors import MAX_LOST, BadInput, SimulatorFailed, TooManyLost
-from support.files import lock, read_jsonl, write_file
+from support.files import append_line, lock, read_jsonl, write_file
 from support.loading import load_model
 from support.needs import need_of
 from support.ranks import join_ranks
@@ -79,14 +79,17 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     refuse_other_heldout(out, heldout)
     costs = cfg.reader or cfg.simulator not in SCRIPTED
-    kept, clock = out / "lens-calls.jsonl", Clock()
-    is_first = not kept.exists()
-    calls = CallLog(kept if ask and costs else None)
+    calls, clock = CallLog(out / "lens-calls.jsonl" if ask and costs else None), Clock()
     for path in out.glob("*calls*.jsonl"):
         calls.read(path)
     simulator = simulator_of_run(cfg, calls, clock, find=None if ask else silent)
-    if ask and is_first:  # the answers to the check are not kept: a second page does not ask again
-        runner.run(simulator.check())
+    if ask and costs:
+        rows = read_jsonl(calls.path) if calls.path.exists() else []
+        findings = [row["findings"] for _, row, _ in rows if row and "findings" in row]
+        if findings:  # of an earlier page: the check is not asked again
+            simulator.learn(findings[0])
+        else:
+            append_line(calls.path, {"findings": runner.run(simulator.check())})
     elif simulator.reader:
         runner.run(simulator.reader.set_scale())
     models = Models(cfg, checkpoint, out / "start.pt", clock, runner)
@@ -300,11 +303,12 @@ def look(args):
         # a question and an answer a turn, and a first line; two tables; the check
         calls = cfg.batch_size * (2 * cfg.max_turns + 1) + 2 * 64 + 63
         print(f"at most {calls} calls, minus the answers in {out}/calls.jsonl and lens-calls.jsonl")
-    os.close(lock(out))  # raises BadInput if the run is running
+    held = lock(out)  # raises BadInput if the run is running
     with asyncio.Runner() as runner:
         step = make_again(cfg, out, number, checkpoint, args.ask, runner)
         group = choose_group(step.groups, args.group)
         page = write_page(step, group, look_around(step, runner), out)
+    os.close(held)
     print(f"step {number}: {step.difference}\nopen {page}")
     return 0
 

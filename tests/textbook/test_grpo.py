@@ -150,9 +150,8 @@ def test_which_baseline_a_turn_may_have():
 
 
 def test_what_may_be_taken_off_a_reply():
-    """docs/math.md, "Paying only for what is this person's", in the same game. The worth k of a fixed
-    reply, taken off each turn, is a cost per turn, whatever the baseline: the first turn loses
-    k d E[T] / d theta, and the second, behind which nothing follows, loses nothing. What depends on
+    """docs/math.md, "Paying more for what is this person's", in the same game. The worth k of a fixed
+    reply, taken off each turn, is a cost per turn: the first turn loses k d E[T] / d theta, and the second, behind which nothing follows, loses nothing. What depends on
     the reply does not cancel in any turn: the second loses the gradient of its mean."""
 
     def of_others(rewards, alive):
