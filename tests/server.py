@@ -52,7 +52,8 @@ class Loopback(ThreadingHTTPServer):
         vars(self).update(options)
         self.model = world.ScriptedModel(difficulty)
         self.rng, self.lock = random.Random(0), threading.Lock()
-        self.prompts = []
+        self.prompts = []  # but for the check's
+        self.requests = 0  # the check's, too
         self.refused = 0  # requests for a form that it does not take
         self.wrong = []  # what was wrong with the form that a request asked for
         self.active, self.most = 0, 0  # calls under way now, and at most
@@ -107,6 +108,7 @@ class Handler(BaseHTTPRequestHandler):
         """Count the call and draw its fault, a key of `faults` or None."""
         server = self.server
         server.active += 1
+        server.requests += 1
         server.most = max(server.most, server.active)
         if not check_change(prompt):
             server.prompts.append(prompt)

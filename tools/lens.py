@@ -304,11 +304,13 @@ def look(args):
         calls = cfg.batch_size * (2 * cfg.max_turns + 1) + 2 * 64 + 63
         print(f"at most {calls} calls, minus the answers in {out}/calls.jsonl and lens-calls.jsonl")
     held = lock(out)  # raises BadInput if the run is running
-    with asyncio.Runner() as runner:
-        step = make_again(cfg, out, number, checkpoint, args.ask, runner)
-        group = choose_group(step.groups, args.group)
-        page = write_page(step, group, look_around(step, runner), out)
-    os.close(held)
+    try:
+        with asyncio.Runner() as runner:
+            step = make_again(cfg, out, number, checkpoint, args.ask, runner)
+            group = choose_group(step.groups, args.group)
+            page = write_page(step, group, look_around(step, runner), out)
+    finally:
+        os.close(held)
     print(f"step {number}: {step.difference}\nopen {page}")
     return 0
 
