@@ -244,6 +244,7 @@ def test_who_does_not_answer_gets_no_verdict(examine, monkeypatch):
         assert ended == code and "verdict" not in said and told in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["cold", "cold, echo, off topic, dismissive"])
 def test_a_slow_model_is_told_from_one_that_cannot_be_read(slow, examine, monkeypatch):
     """Calls that fail say nothing about its answers. If they are more than a fifth, there is a table

@@ -45,6 +45,7 @@ def test_a_foil_has_another_story_and_need():
         foils.draw_foils(ROWS, 15)
 
 
+@pytest.mark.slow
 def test_the_signals_are_those_of_the_formulas(tiny_dir):
     """In float loops. A foil hears the reply behind its own first line, and behind the same earlier
     replies. The change is not rounded, and lies between -10 and 10."""

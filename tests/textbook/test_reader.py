@@ -94,6 +94,7 @@ def simulator_read_by(taught):
     return simulator
 
 
+@pytest.mark.slow
 def test_every_logged_change_follows_from_its_log_odds(taught):
     """The change of emotion, computed again from what a log keeps; and what f_reply is told."""
     simulator, changes = simulator_read_by(taught), []
@@ -223,6 +224,7 @@ def test_a_server_is_read_like_a_model_in_here(taught):
     assert found == pytest.approx(here, abs=1e-4) and len(set(here.values())) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "logprobs", [None, True, {"content": [{"top_logprobs": {"yes": 1}}]}, {"content": []}]
 )
@@ -315,6 +317,7 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
     assert hearing.source.replaced == {"top_logprobs": 5} and hearing.scale == scale != {}
 
 
+@pytest.mark.slow
 def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):
     """The toy speaks, a model hears. Each change in the log follows from its answer; a resumed run
     reads none of its replies twice; a replay finds all as recorded."""
@@ -345,6 +348,7 @@ def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):
     assert "were read, not written" in refuse(capfd, *flags, main=judge.main)
 
 
+@pytest.mark.slow
 def test_the_tool_that_measures_models_measures_a_reader(taught, tmp_path, monkeypatch, capsys):
     """It hears and says nothing, so there are no lines; the same question gets the same change."""
     monkeypatch.chdir(tmp_path)
