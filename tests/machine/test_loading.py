@@ -326,6 +326,7 @@ def test_the_row_of_the_pad_token_is_trained_like_any_other(pad, stored, tmp_pat
 # ------------------------------------------------------------------------------- models as they come
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pad", [None, "<|im_end|>"])
 def test_models_as_they_come(pad, tiny_tokenizer, tmp_path, monkeypatch, capfd):
     """Padding is masked by where it came from, never by its id: so any id will do, the stop token's

@@ -47,6 +47,7 @@ def test_ppo_may_hold_several_dialogues_with_each_user(whole):
     assert metrics(whole("ppo"))[0]["zero_std_groups"] is None
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_adapters_is_a_plain_model_and_peft_finds_its_adapter(whole, tiny_dir):
     """Whoever reads the checkpoint sees the trained policy: transformers, which knows nothing of
     the adapter in a folder of its own, and the base with that folder by the package peft."""

@@ -420,6 +420,7 @@ def test_a_template_that_writes_the_date(dated, tmp_path, capfd):
     assert evaluate.main(words(*users, 2)) == 0 and len(rows(result)) == 2
 
 
+@pytest.mark.slow
 def test_the_users_template_may_write_the_date_too(dated, taught):
     """Of a local: user or reader, half of whose answers were to other prompts."""
     model, set_day = dated
@@ -452,6 +453,7 @@ def test_copies_of_checkpoints_are_nobodys_business(out, capfd):
     assert sorted(path.name[11:] for path in out.glob("checkpoint-*")) == numbers
 
 
+@pytest.mark.slow
 def test_an_old_checkpoint_that_cannot_be_removed_is_one_warning(out, capfd, monkeypatch):
     """On NFS, while somebody reads a file of it. It ended the run, and each resume after one
     interval again."""
@@ -558,6 +560,7 @@ def test_the_trial_is_read_back(name, told, tiny_dir, tmp_path, capfd, monkeypat
     assert told in line and line.count("\n") == 1 and files(out) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_a_disk_with_little_room_is_one_warning(
     name, whole, tiny_dir, tmp_path, capfd, monkeypatch

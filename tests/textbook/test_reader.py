@@ -120,6 +120,7 @@ def test_every_logged_change_follows_from_its_log_odds(taught):
     assert len(set(changes)) > 3
 
 
+@pytest.mark.slow
 def test_the_scale_is_that_of_sixty_known_replies(taught):
     """Standardised by it they have mean 0 and spread 1, whatever the model's own log-odds are."""
     hearing = simulator_read_by(taught).reader
