@@ -8,10 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from support.answers import load_prompt
-from support.chat_format import ChatFormat
 from support.files import read_json
-from support.loading import load_model
 from support.metrics import signs, words_of
 from support.results import recorded_dialogues
 
@@ -26,9 +23,9 @@ from tqdm import tqdm
 import people
 import players
 from emotion import TRAINING
-from policy import Policy, pack
+from policy import pack
 from rollout import Episode, Reply, Segment, rollout
-from tools.foils import log_probs_of_replies
+from tools.foils import load_scorer, log_probs_of_replies
 from tools.replay import final_score, heard_by_all, one_of_each_need, replay_all
 
 # The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
@@ -127,7 +124,7 @@ def before_and_after(place):
     dialogues of the first SHOWN held-out people, before and after."""
     config, summary = read_json(place / "config.json"), read_json(place / "summary.json")
     rows = recorded_dialogues(place / "dialogues.jsonl")
-    start, columns, shown = starting_policy(config), {}, []
+    start, columns, shown = load_scorer(config["model"], config["lang"]), {}, []
     for evaluation in (summary["before"], summary["after"]):
         end = [
             row for row in rows if row["split"] == "heldout" and row["step"] == evaluation["step"]
@@ -183,12 +180,6 @@ async def moved_by_first_replies(dialogues, model):
     replies = [replies_of(row)[0] for _, row in heard]
     _, own, others = await heard_by_all(model, heard, replies)
     return own, others
-
-
-def starting_policy(config):
-    """(Policy, ChatFormat) of the model that a run started from. config: of the run."""
-    model, tokenizer = load_model(config["model"])
-    return Policy(model), ChatFormat(tokenizer, load_prompt("policy_direct", config["lang"]))
 
 
 def perplexity(policy, chat, dialogues):

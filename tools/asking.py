@@ -67,8 +67,8 @@ def ask(args, cases, name, schema, items_of=dict, repeats=1):
 
     Returns a row of --json for each call, a dict: what the case is about ("file", "id", "replies",
     "final", "part"), what the answer depends on ("judge", "prompt", "temperature", "repeat"), and
-    under "found" its {item: value}, or None if the answer could not be read. Raises BadInput if no answer about
-    one of the files could be read."""
+    under "found" its {item: value}, or None if the answer could not be read. Raises BadInput if no
+    answer about one of the files could be read."""
     judge, template = make_judge(args), load_text(f"judge/{name}", args.lang)
 
     async def ask_once(about, slots, repeat):

@@ -4,7 +4,7 @@ people.
     python -m tools.fitness --simulator openai:MODEL@URL
     python -m tools.fitness --simulator local:DIR --difficulty challenging --replies 180
     python -m tools.fitness --reader local:DIR
-    python -m tools.fitness --reader local:DIR --foils 1 --likelihood DIR
+    python -m tools.fitness --reader local:DIR --foils 2 --likelihood DIR
 
 The user's emotion is the whole reward. A model that moves it by the same number whatever is said,
 or cannot tell a cruel reply from a kind one, teaches nothing, and a run with it looks as usual for
@@ -337,9 +337,9 @@ def examine(args):
     rows = known_replies("test")
     if not is_scripted:
         rows = known_replies("foils" if args.foils else "fitness") + rows
-    drawn = draw_foils(rows, args.foils) if args.foils else None
+    foils = draw_foils(rows, args.foils) if args.foils else None
     rows = rows[: args.replies or (len(rows) if args.foils else 60)]
-    scorer = load_scorer(args.likelihood) if args.likelihood else None
+    scorer = load_scorer(args.likelihood, prefix="--likelihood ") if args.likelihood else None
     title = f"{args.reader or args.simulator} {args.difficulty} {args.lang}"
     log = None
     if args.reader or not is_scripted:
@@ -356,13 +356,13 @@ def examine(args):
         log=log,
     )
     try:
-        results, gains, foils = asyncio.run(measure(rows, simulator, speaks, drawn, scorer))
+        results, gains, compared = asyncio.run(measure(rows, simulator, speaks, foils, scorer))
         calls = []
         if log and log.answers:
             calls = [row for _, row, _ in read_jsonl(log.path) if row]
         result = show(results, gains, calls, title)
-        if foils:
-            result["foils"] = show_foils(foils)
+        if compared:
+            result["foils"] = show_foils(compared)
     except BadModel as error:
         result = {"verdict": "unfit", "lacking": str(error)}
         print_folded(f"verdict: unfit: {error}")

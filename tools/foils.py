@@ -89,11 +89,11 @@ def draw_foils(rows, count):
     return foils
 
 
-def load_scorer(path):
-    """(Policy, ChatFormat) of the model that says how likely a reply is, behind the policy's own
-    system prompt. path: of --likelihood. Raises BadModel."""
-    model, tokenizer = load_model(path, prefix="--likelihood ")
-    return Policy(model), ChatFormat(tokenizer, load_prompt("policy_direct", "en"))
+def load_scorer(path, lang="en", prefix=""):
+    """(Policy, ChatFormat) of a model that says how likely replies are, behind the system prompt of
+    a policy in direct mode. prefix: what stands before the path in messages. Raises BadModel."""
+    model, tokenizer = load_model(path, prefix=prefix)
+    return Policy(model), ChatFormat(tokenizer, load_prompt("policy_direct", lang))
 
 
 def behind(row, other):

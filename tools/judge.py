@@ -173,10 +173,10 @@ READING = (
 
 
 def score_file(answers):
-    """({item: {id of a dialogue: its mean score}}, {item: a list of the COLUMNS}) of the answers about one file. A
-    dialogue's mean is over all questions about it and all repeats, so each dialogue counts once. An
-    answer is a row of `ask`, of which these are read: "id", "replies" and "final" (of the
-    dialogue), and "found", {item: score} or None."""
+    """({item: {id of a dialogue: its mean score}}, {item: a list of the COLUMNS}) of the answers
+    about one file. A dialogue's mean is over all questions about it and all repeats, so each
+    dialogue counts once. An answer is a row of `ask`, of which these are read: "id", "replies" and
+    "final" (of the dialogue), and "found", {item: score} or None."""
     readable = [answer for answer in answers if answer["found"]]
     missing = 1 - len(readable) / len(answers)
     means, rows = {}, {}

@@ -276,9 +276,8 @@ def final_score(dialogue, feelings):
 
 def compare(dialogues, old, new):
     """Print how the `new` feelings differ from the `old`, recorded ones, a list for each of
-    `dialogues`. Returns {"found": [a
-    sentence about a dialogue that is not as recorded], "final": the share of dialogues with the
-    recorded score}."""
+    `dialogues`. Returns {"found": [a sentence about a dialogue that is not as recorded], "final":
+    the share of dialogues with the recorded score}."""
     same, differences = [], []
     for dialogue, before, after in zip(dialogues, old, new):
         same.append(final_score(dialogue, after) == dialogue["final"])

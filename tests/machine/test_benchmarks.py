@@ -78,7 +78,7 @@ def test_replies_that_share_a_context_are_scored_as_if_each_stood_alone(tiny_dir
 def test_a_perplexity_is_that_of_the_replies_each_behind_its_dialogue(tiny_dir):
     """The formula, a token at a time. Not the mean over dialogues, in which a short one would weigh
     as much as a long one; and what the user says is not asked for."""
-    policy, chat = small.starting_policy({"model": tiny_dir, "lang": "en"})
+    policy, chat = small.load_scorer(tiny_dir)
     replies = [["No.", "I am here. Tell me more."], ["Yes."]]
     dialogues = [
         {"first_line": "Well.", "turns": [{"reply": text, "user": "Oh!"} for text in texts]}
