@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One GPU: can the model behind the server play the user? Then a model is trained on it.
-#   MODEL=Qwen/Qwen2.5-1.5B-Instruct SIMULATOR=openai:MODEL@URL RLVER_API_KEY=... bash recipes/one_gpu.sh grpo --think
+#   MODEL=Qwen/Qwen2.5-1.5B-Instruct SIMULATOR=openai:USER_MODEL@URL RLVER_API_KEY=... bash recipes/one_gpu.sh grpo --think
 #   MODEL=DIR READER=local:DIR bash recipes/one_gpu.sh grpo --think --engine torch --steps 24   no server: the toy's user
 #                                                       speaks, and the model READER determines what it feels
 #   CARD=24 ...                                         on a larger card, as if it had 24 GB (benchmarks/card.py)
@@ -14,7 +14,7 @@ if [ -n "${READER:-}" ]; then
     user=(--simulator toy --reader "$READER")
     people=()
 else
-    user=(--simulator "${SIMULATOR:?openai:MODEL@URL is needed, or READER}")
+    user=(--simulator "${SIMULATOR:?openai:USER_MODEL@URL is needed, or READER}")
     people=(--profiles prompts/profiles/en_train.jsonl prompts/profiles/en_test.jsonl)
 fi
 python=(python ${CARD:+benchmarks/card.py "$CARD"})

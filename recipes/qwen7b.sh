@@ -12,5 +12,5 @@ algo=${1:?ppo or grpo is needed}
 shift
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-8}
 exec torchrun --nproc-per-node "${GPUS:-8}" --shutdown-timeout 900 rlver.py --algo "$algo" --engine vllm \
-    --model "${MODEL:-Qwen/Qwen2.5-7B-Instruct}" --simulator "${SIMULATOR:?openai:MODEL@URL is needed}" \
+    --model "${MODEL:-Qwen/Qwen2.5-7B-Instruct}" --simulator "${SIMULATOR:?openai:USER_MODEL@URL is needed}" \
     --profiles prompts/profiles/en_train.jsonl prompts/profiles/en_test.jsonl "$@"

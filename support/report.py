@@ -40,8 +40,8 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0, flex=False):
         f"Engine: {cfg.engine}; attention: {'FlexAttention' if flex else 'SDPA with a mask'}."
     )
     print_folded(
-        f"User: {cfg.simulator} ({cfg.difficulty}, {cfg.lang}); {training} users to train on, "
-        f"{held_out} held out. {scripted_notice(cfg.simulator, cfg.reader)}"
+        f"User: {cfg.simulator} (difficulty {cfg.difficulty}, language {cfg.lang}); {training} users "
+        f"to train on, {held_out} held out. {scripted_notice(cfg.simulator, cfg.reader)}"
     )
     print_folded(f"The files of the run are in {out}; config.json there has every setting.")
 
@@ -79,16 +79,20 @@ def print_summary(out):
     print_table({name: summary[name] for name in ("before", "after")})
     print_folded(
         "success: dialogues that end at 100; failure: below 10, also at 0 after a malformed reply "
-        f"({summary['after']['malformed']:.1f} %)."
+        f"(after: {summary['after']['malformed']:.1f} %)."
     )
     if notice := scripted_notice(config["simulator"], config.get("reader")):
         print_folded(notice)
     for part, seconds in summary["seconds"].items():
         print(f"{part:10} {seconds:7.0f} s")
+    print_folded(
+        "simulator: the part of rollout in which the run only waited for the user; total: also "
+        "imports, logs and checkpoints."
+    )
     for warning in summary["warnings"]:
         print(f"warning: {warning}")
     scale = scale_in_words(BENCHMARK.start, BENCHMARK.max_turns)
-    print(f"open {shlex.quote(f'{out}/report.html')}")
+    print(f"report: {out}/report.html")
     print(f"next: the benchmark ({scale}), before and after this run:")
     print(f"    python evaluate.py --policy {shlex.quote(str(out))} --before-after")
     print("what one update did to every word:")

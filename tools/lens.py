@@ -311,7 +311,7 @@ def look(args):
             page = write_page(step, group, look_around(step, runner), out)
     finally:
         os.close(held)
-    print(f"step {number}: {step.difference}\nopen {page}")
+    print(f"step {number}: {step.difference}\nthe page is {page}")
     return 0
 
 

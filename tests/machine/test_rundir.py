@@ -627,6 +627,6 @@ def test_a_run_ends_with_its_table_its_report_and_the_next_command(half, tmp_pat
     assert "The user toy is a script" in " ".join(text.split())
     # the path has a space in it: what is printed can be typed
     *_, opened, title, command, _, lens = text.splitlines()
-    assert opened == f"open '{out}/report.html'" and "(from 40, 10 replies)" in title
+    assert opened == f"report: {out}/report.html" and "(from 40, 10 replies)" in title
     assert command == f"    python evaluate.py --policy '{out}' --before-after"
     assert lens == f"    python -m tools.lens '{out}'"
