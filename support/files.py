@@ -79,11 +79,12 @@ def parse_json(text, **options):
 
 
 def read_json(path):
-    """The value in a JSON file, or {} if there is no such file or it cannot be read."""
+    """The object in a JSON file, or {} if there is no such file, or no whole object in it."""
     try:
-        return parse_json(read_text(path))
-    except (OSError, ValueError):
-        return {}
+        value = parse_json(read_text(path))
+    except (OSError, ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {}
 
 
 def read_jsonl(path, containing=b""):

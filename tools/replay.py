@@ -176,11 +176,12 @@ async def replay(first_line, turns, user):
 
 async def hear(user, text):
     """What a user feels after this text, (emotion, change); both are NaN if it fails, or if there
-    is no text. A user at 0 or 100 has ended the dialogue, whatever the recorded one did."""
+    is no text, None. (An empty text is heard: a direct reply may be nothing but a thought, which is
+    removed.) A user at 0 or 100 has ended the dialogue, whatever the recorded one did."""
     if user.emotion in (0, 100):
         return user.emotion, 0
     with contextlib.suppress(SimulatorFailed):
-        if text:
+        if text is not None:
             _, change = await user.feel(text)
             return user.emotion, change
     return np.nan, np.nan

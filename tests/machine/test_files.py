@@ -35,6 +35,12 @@ def test_half_a_surrogate_is_replaced_and_nothing_else(text, read):
         parse_json(r'"\ud83"')
 
 
+@pytest.mark.parametrize("text", ["", "[]", "null", '{"steps": 1', "[" * 100_000])
+def test_a_file_without_an_object_counts_as_none(text, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    assert read_json(tmp_path / "config.json") == {}
+
+
 def test_files_that_are_not_utf_8(tmp_path, monkeypatch):
     """A prompt that an editor had saved in GBK was a traceback. A byte order mark is no letter."""
     monkeypatch.setattr(answers, "PROMPTS", tmp_path)

@@ -115,7 +115,7 @@ def test_a_user_hears_each_reply_in_the_recorded_emotion(good):
     judge another dialogue from the second reply on. Without texts it does go on, to its end."""
     whole = vars(load_dialogues(good)[0])
     turns = whole["turns"]
-    texts = ["other", None, *[turn["reply"] for turn in turns[2:]]]
+    texts = ["other", None, "", *[turn["reply"] for turn in turns[3:]]]  # silence is heard, too
     (by_itself,) = replay.with_texts([whole], texts)
     for d, emotions in ((by_itself, "40 56 64 72"), (whole, "40 30 20 10")):
         model = Model([feeling(-10)])
