@@ -227,6 +227,7 @@ def main(argv=None):
 
 def run(args):
     """The one thing that the flags ask for. Returns the exit code; raises RunError."""
+    refuse_useless_flags(args)
     files.refuse_overwriting({"--json": args.json}, args.score or args.compare or [])
     if args.before_after:
         run_before_after(args)
@@ -239,11 +240,25 @@ def run(args):
     return 0
 
 
+def refuse_useless_flags(args):
+    """Raises BadInput for a flag that would do nothing beside --before-after, --score or
+    --compare."""
+    usual = vars(make_parser().parse_args([]))
+    useful = {
+        "before_after": {*usual} - {"step", "out"},
+        "score": {"score", "anyway", "json"},
+        "compare": {"compare", "json"},
+    }
+    given = [name for name, value in usual.items() if getattr(args, name) != value]
+    for what in useful.keys() & given:
+        for name in given:
+            if name not in useful[what]:
+                flag, beside = (word.replace("_", "-") for word in (name, what))
+                raise BadInput(f"--{flag} has no effect with --{beside}; leave it out")
+
+
 def run_before_after(args):
     """Measure a run where it started and where it ended, and compare the two."""
-    for flag in ("step", "out"):
-        if getattr(args, flag) is not None:
-            raise BadInput(f"--{flag} has no effect with --before-after; leave it out")
     name = args.policy or newest_run()
     if not settings_of_run(Path(name)):
         raise BadInput(f"--before-after: {name} is no run, and has no start to compare with")

@@ -146,8 +146,6 @@ def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
         "--before-after --score x",
         "--before-after --compare a b",
         "--score a --compare b c",
-        "--before-after --step 0",
-        "--before-after --out x.jsonl",
         "--before-after --policy toy",  # no run, so it has no start
         "--policy toy --world chit-chat --profiles prompts/profiles/en_test.jsonl",
     ],
@@ -155,6 +153,19 @@ def test_before_and_after_in_one_command(tiny_dir, tmp_path, capsys):
 def test_what_cannot_be_combined(flags, capfd):
     """`--score A --compare B C` compared, and said nothing of A."""
     refuse(capfd, *flags.split(), main=evaluate.main)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--before-after --step 0",
+        "--before-after --out x",
+        "--score x --out y",
+        "--compare x y --anyway",
+    ],
+)
+def test_a_flag_that_would_do_nothing(flags, capfd):
+    assert "has no effect with" in refuse(capfd, *flags.split(), main=evaluate.main)
 
 
 # --------------------------------------------------------------------------------------- the users

@@ -3,6 +3,8 @@
 from support.errors import BadInput
 from support.files import read_json
 
+import json
+
 import pytest
 
 from conftest import ROOT
@@ -38,7 +40,9 @@ def test_two_simulators_that_rank_three_policies(tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert "ranks of 3 policies, a_based_simulator and b_based_simulator: rho = 0.50" in said
     assert "by: a SAGE result file, simulator a_based_simulator" in said
-    kept = [(row["policy"], row["simulator"][0], row["score"]) for row in read_json(table)]
+    kept = [
+        (row["policy"], row["simulator"][0], row["score"]) for row in json.loads(table.read_text())
+    ]
     assert kept[0] == ("p.jsonl", "a", 10) and kept[5] == ("r.jsonl", "b", 65)
 
 
