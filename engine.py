@@ -195,10 +195,9 @@ class TorchEngine:
                         self.step()
                 await asyncio.sleep(0)  # dialogues whose reply is ready go on here, and come back
         except Exception as error:  # passed on to every dialogue that waits
-            # None of them is done or cancelled: those were left out above, and no other task has
-            # run since.
             for request in [*self.waiting, *self.running.values()]:
-                request.result.set_exception(error)
+                if not request.result.done():
+                    request.result.set_exception(error)
             self.waiting, self.running = [], {}
 
     def admit(self):
@@ -307,7 +306,9 @@ class TorchEngine:
                 del self.running[slot]
                 if request.key is None:  # no later turn will use the slot's row again
                     del self.ids_in_slot[slot]
-                request.result.set_result((request.ids, request.log_probs))
+                # cancelled: at Ctrl-C asyncio cancels all tasks at once, in the middle of a step
+                if not request.result.cancelled():
+                    request.result.set_result((request.ids, request.log_probs))
 
 
 # ------------------------------------------------------------------------------------ the other engine

@@ -102,15 +102,15 @@ def score(path, anyway=False, ids=None, lost=0):
 
 def tables_of(rows, path, lost=0):
     """The tables of `score` for these rows of `read_results`."""
-    made_by = rows[0]["made_by"]
+    made_by = [row["made_by"] for row in rows]
     turns = [turn for row in rows for turn in row["turns"]]
     changes = [turn["change"] for turn in turns if turn["change"] is not None]
     return {
         "file": str(path),
-        "by_whom": describe(made_by),
-        "policy": made_by["policy"],
-        "simulator": made_by["simulator"],
-        "scale": what_scores_are(made_by),
+        "by_whom": of_each(map(describe, made_by)),
+        "policy": of_each(settings["policy"] for settings in made_by),
+        "simulator": of_each(settings["simulator"] for settings in made_by),
+        "scale": of_each(map(what_scores_are, made_by)),
         "rule": "every",  # every reply is scored; in SAGE's own loop not all (tools/sage.py)
         **score_summary([row["final"] for row in rows]),
         "malformed": 100 * sum(row["ended"] == "malformed" for row in rows) / len(rows),
@@ -121,6 +121,12 @@ def tables_of(rows, path, lost=0):
         "signs": signs([[turn["reply"] for turn in row["turns"]] for row in rows]),
         "lost": lost,
     }
+
+
+def of_each(texts):
+    """The different ones of these texts as one text: a file may hold results of several policies,
+    and with --anyway of several simulators."""
+    return "; ".join(dict.fromkeys(texts))
 
 
 def print_score(result):

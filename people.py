@@ -74,8 +74,8 @@ def load_profiles(path, flag="--profiles"):
     profiles = {}
     for number, row, problem in read_jsonl(path):
         where = f"{flag} {path}, line {number}"
-        if problem or not isinstance(row, dict):
-            raise BadInput(f"{where}: {problem or 'a JSON object is needed'}")
+        if problem:
+            raise BadInput(f"{where}: {problem}")
         values = {}
         for member in fields(Profile):
             name, kind = member.name, member.type

@@ -139,6 +139,7 @@ class VllmEngine:
         in named_parameters(): without it the call succeeds, but the output layer keeps its old
         weights. Only a comparison of log-probs shows it."""
         if self.asleep:
+            torch.cuda.empty_cache()  # what the update has freed and torch still holds
             self.llm.wake_up(tags=["weights"])
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named_tensors)})
         if self.asleep:  # the cache comes back after the weights, so that these had its memory

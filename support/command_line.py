@@ -7,6 +7,7 @@ from support.files import parse_json
 
 import argparse
 import contextlib
+import math
 import os
 import re
 import sys
@@ -77,16 +78,16 @@ def read_checked(read, test, what, text):
 # types for argparse, each a function of the text
 natural = partial(read_checked, int, lambda x: x >= 0, "a whole number from 0")
 positive = partial(read_checked, int, lambda x: x >= 1, "a whole number from 1")
-above_zero = partial(read_checked, float, lambda x: x > 0, "a number above 0")
-not_negative = partial(read_checked, float, lambda x: x >= 0, "a number from 0")
+above_zero = partial(read_checked, float, lambda x: 0 < x < math.inf, "a number above 0")
+not_negative = partial(read_checked, float, lambda x: 0 <= x < math.inf, "a number from 0")
 fraction = partial(read_checked, float, lambda x: 0 <= x <= 1, "a number from 0 to 1")
 emotion_value = partial(read_checked, int, lambda x: 0 <= x <= 100, "a whole number from 0 to 100")
 json_object = partial(read_checked, parse_json, lambda x: isinstance(x, dict), "a JSON object")
 
 
-# It does not begin with a ~, and has no byte that is not UTF-8: Python reads such a byte as half a
-# surrogate pair.
-USABLE_PATH = re.compile(r"(?!~)[^\ud800-\udfff]*")
+# It is not empty, does not begin with a ~, and has no byte that is not UTF-8: Python reads such a
+# byte as half a surrogate pair.
+USABLE_PATH = re.compile(r"(?!~)[^\ud800-\udfff]+")
 
 
 def path_or_name(text, change=os.path.expanduser):

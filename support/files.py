@@ -88,9 +88,9 @@ def read_json(path):
 
 
 def read_jsonl(path, containing=b""):
-    """Yield the lines of a JSONL file as (number, row, problem): `problem` says why a line cannot
-    be read, or is None. Empty lines are skipped. Lines without the bytes `containing` are skipped
-    unread (the empty bytes are in every line). Raises OSError.
+    """Yield the lines of a JSONL file as (number, row, problem): `row` is a JSON object, or None
+    where `problem` says why the line has none. Empty lines are skipped. Lines without the bytes
+    `containing` are skipped unread (the empty bytes are in every line). Raises OSError.
 
     Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""
     with open(path, "rb") as file:
@@ -98,9 +98,11 @@ def read_jsonl(path, containing=b""):
             if not line.strip() or containing not in line:
                 continue
             try:
-                yield number, parse_json(line.decode("utf-8-sig")), None
+                row = parse_json(line.decode("utf-8-sig"))
+                problem = None if isinstance(row, dict) else "no JSON object"
             except (ValueError, RecursionError) as error:
-                yield number, None, f"not a whole JSON object in UTF-8 ({error}); half-written?"
+                problem = f"not a whole JSON object in UTF-8 ({error}); half-written?"
+            yield number, None if problem else row, problem
 
 
 def size_of(path):

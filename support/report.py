@@ -248,6 +248,8 @@ def dialogues_of_run(out, people, last_step):
             side = name_of[row["step"]]
             sides.setdefault(side, []).append(row)
             users.setdefault(profile.id, {})[side] = row
+    if not sides:
+        raise BadInput(f"{out}: its dialogues.jsonl has no held-out dialogue")
     tables = {
         part: [scores_by(part, dialogues) for dialogues in sides.values()]
         for part in ("kind", "intention")

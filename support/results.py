@@ -303,7 +303,7 @@ def recorded_dialogues(path, read=read_results):
     dialogues = []
     needed = {"profile_id", "first_line", "turns", "reward"}
     for number, logged, problem in read_jsonl(path):
-        if problem or not isinstance(logged, dict) or needed - logged.keys():
+        if problem or needed - logged.keys():
             raise BadInput(f"{path}, line {number}: not a line of a run's dialogues.jsonl")
         dialogues.append(
             {"start": TRAINING.start, "final": round(100 * logged["reward"], 6), **logged}

@@ -13,7 +13,15 @@ from support import STARTED
 from support.calls import CallLog, Clock
 from support.command_line import SCRIPTED
 from support.errors import MAX_LOST, BadInput, CannotWrite, TooManyLost, one_line
-from support.files import append_line, lock, read_json, read_jsonl, size_of, write_json
+from support.files import (
+    append_line,
+    cut_unfinished_line,
+    lock,
+    read_json,
+    read_jsonl,
+    size_of,
+    write_json,
+)
 from support.metrics import MALFORMED, warnings_of
 from support.stopping import StopSignal
 
@@ -114,8 +122,14 @@ class RunDir:
                 self.held_lock = lock(self.path)
             for name, size in state["log_bytes"].items():
                 path = self.path / name
-                if size_of(path) > size:  # truncating to more would add zeros
+                if size_of(path) > size:
                     os.truncate(path, size)
+                elif (
+                    size_of(path) < size
+                ):  # copied in part, or the power failed; no zeros are added
+                    self.tell(f"warning: {path}: lines of the steps up to {state['step']} are lost")
+                    path.touch()
+                    cut_unfinished_line(path)  # else the next line would begin within it
             write_json(self.path / "config.json", vars(self.cfg))
             (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
             # an evaluation reads from it which users the run was not trained on

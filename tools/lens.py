@@ -92,6 +92,9 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
             append_line(calls.path, {"findings": runner.run(simulator.check())})
     elif simulator.reader:
         runner.run(simulator.reader.set_scale())
+    log = [row for _, row, _ in read_jsonl(out / "dialogues.jsonl") if row]
+    if not any(row["split"] == "heldout" for row in log):
+        raise BadInput(f"{out}: its dialogues.jsonl has no held-out dialogue")
     models = Models(cfg, checkpoint, out / "start.pt", clock, runner)
     profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, number)
 
@@ -109,7 +112,6 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     groups = {}
     for episode in episodes:
         groups.setdefault(episode.group, []).append((episode, tokens_of[episode.number]))
-    log = [row for _, row, _ in read_jsonl(out / "dialogues.jsonl") if row]
     step = SimpleNamespace(number=number, cfg=cfg, models=models, simulator=simulator, log=log)
     step.profiles, step.heldout, step.groups = profiles, heldout, groups
     step.difference = compare(log, number, episodes, len(dropped))

@@ -80,6 +80,7 @@ def test_scores_by_hand(tmp_path, capsys):
     "bad, told",
     [
         ("{", "not a whole JSON object"),
+        ("5", "no JSON object"),
         (our_line(7, [5]) | {"emo_point": 101}, "101 is not in 0..100"),
         (our_line(7, [5]) | {"emo_point": "5"}, "not supported between"),
         (our_line(7, [5]) | {"history": ["hello"]}, "string indices must be integers"),
@@ -103,7 +104,12 @@ def test_simulators_are_not_mixed(tmp_path):
         ((key, value),) = other.items()
         with pytest.raises(BadInput, match=f"2 simulators or settings .*{key} {value}"):
             score(path)
-        assert score(path, anyway=True)["score"] == 60
+        result = score(path, anyway=True)
+        assert result["score"] == 60
+        if key == "simulator":  # all of them are named
+            assert result["simulator"].endswith("; deepseek") and value in result["by_whom"]
+        else:
+            assert "8 replies" in result["scale"] and "10 replies" in result["scale"]
 
 
 def test_all_settings_tell_results_apart():

@@ -108,6 +108,8 @@ def test_a_directory_is_known_from_everywhere(tmp_path, monkeypatch):
     "flags, words",
     [
         ("--lr nan", "--lr"),
+        ("--lr inf", "--lr"),
+        ("--reader=", "--reader"),  # of a shell's variable that is not set
         ("--learning-rate 1", "--learning-rate"),
         ("--batch-size 6 --group-size 4", "--group-size 4"),
         ("--group-size 1", "--group-size 1"),  # its advantage would always be 0

@@ -151,6 +151,29 @@ def test_an_exception_in_the_model_reaches_every_waiter(chat, tiny_model):
     assert_close([engine_log_probs(episodes)], by_rows(tiny_model, episodes)[:1], 1e-4)
 
 
+def test_ctrl_c_in_the_middle_of_a_step(chat, tiny_model, monkeypatch):
+    """asyncio's handler of the signal cancels what is awaited at once, and the step goes on. That a
+    cancelled reply was given a result ended an evaluation with a traceback."""
+    engine = TorchEngine(tiny_model, chat.stop_ids)
+    step = engine.step
+
+    def interrupted():
+        for request in engine.running.values():
+            request.result.cancel()
+        step()
+
+    async def sample():
+        rng = np.random.default_rng(0)
+        replies = await replies_of([engine.generate([5, 6], n, rng, None) for n in (2, 3)])
+        assert [type(reply) for reply in replies] == [asyncio.CancelledError] * 2
+        await engine.loop_task
+
+    monkeypatch.setattr(engine, "step", interrupted)
+    monkeypatch.setattr(engine, "stop_ids", {-1})  # no reply stops early
+    asyncio.run(sample())
+    assert not engine.running
+
+
 def test_a_dialogue_that_is_given_up_harms_nobody(chat, tiny_model):
     """A rollout has a deadline; a dialogue that is cancelled while it waits or speaks must not take
     the others with it."""
