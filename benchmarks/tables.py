@@ -488,12 +488,12 @@ def table_small(measured):
 
 
 def table_validated(measured):
-    """The flags of all runs, with commit, seeds and mean score, which links to the first line."""
+    """The commands of all runs, with commit, seeds and mean score, which links to the first line."""
     groups = {}  # {(command, commit): [(number of the line in the file, line)]}
     for number, line in enumerate(measured.values(), 1):
         if "flags" in line:  # a run
-            program = "bash recipes/smollm2.sh " if line["part"] == "small" else ""
-            command = (program + re.sub("--seed [0-9]+ ?", "", line["flags"])).strip()
+            program = "bash recipes/smollm2.sh" if line["part"] == "small" else "python rlver.py"
+            command = f"{program} {re.sub('--seed [0-9]+ ?', '', line['flags'])}".strip()
             groups.setdefault((command, line["commit"]), []).append((number, line))
     rows = []
     for (command, commit), lines in groups.items():
@@ -506,7 +506,7 @@ def table_validated(measured):
                 f"[{score}](../benchmarks/runs.jsonl#L{lines[0][0]})",
             ]
         )
-    return markdown(["flags of `rlver.py`, or a recipe", "commit", "seeds", "score"], rows)
+    return markdown(["command", "commit", "seeds", "score"], rows)
 
 
 # By the names in the documents' comments.

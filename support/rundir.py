@@ -124,12 +124,10 @@ class RunDir:
                 path = self.path / name
                 if size_of(path) > size:
                     os.truncate(path, size)
-                elif (
-                    size_of(path) < size
-                ):  # copied in part, or the power failed; no zeros are added
+                elif size_of(path) < size:  # it was copied only in part, or the power failed
                     self.tell(f"warning: {path}: lines of the steps up to {state['step']} are lost")
                     path.touch()
-                    cut_unfinished_line(path)  # else the next line would begin within it
+                    cut_unfinished_line(path)  # else the next line would be a part of it
             write_json(self.path / "config.json", vars(self.cfg))
             (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
             # an evaluation reads from it which users the run was not trained on

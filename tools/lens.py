@@ -78,6 +78,9 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     if more than a fifth of the dialogues need a question."""
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     refuse_other_heldout(out, heldout)
+    log = [row for _, row, _ in read_jsonl(out / "dialogues.jsonl") if row]
+    if not any(row["split"] == "heldout" for row in log):
+        raise BadInput(f"{out}: its dialogues.jsonl has no held-out dialogue")
     costs = cfg.reader or cfg.simulator not in SCRIPTED
     calls, clock = CallLog(out / "lens-calls.jsonl" if ask and costs else None), Clock()
     for path in out.glob("*calls*.jsonl"):
@@ -92,9 +95,6 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
             append_line(calls.path, {"findings": runner.run(simulator.check())})
     elif simulator.reader:
         runner.run(simulator.reader.set_scale())
-    log = [row for _, row, _ in read_jsonl(out / "dialogues.jsonl") if row]
-    if not any(row["split"] == "heldout" for row in log):
-        raise BadInput(f"{out}: its dialogues.jsonl has no held-out dialogue")
     models = Models(cfg, checkpoint, out / "start.pt", clock, runner)
     profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, number)
 
