@@ -124,8 +124,7 @@ def tables_of(rows, path, lost=0):
 
 
 def of_each(texts):
-    """The different ones of these texts as one text: a file may hold results of several policies,
-    and with --anyway of several simulators."""
+    """The different ones of these texts: a file may hold several policies, --anyway simulators."""
     return "; ".join(dict.fromkeys(texts))
 
 
@@ -247,20 +246,17 @@ def run(args):
 
 
 def refuse_useless_flags(args):
-    """Raises BadInput for a flag that would do nothing beside --before-after, --score or
-    --compare."""
+    """Raises BadInput for a flag that does nothing beside --before-after, --score or --compare."""
     usual = vars(make_parser().parse_args([]))
     useful = {
         "before_after": {*usual} - {"step", "out"},
         "score": {"score", "anyway", "json"},
         "compare": {"compare", "json"},
     }
-    given = [name for name, value in usual.items() if getattr(args, name) != value]
+    given = {name for name, value in usual.items() if getattr(args, name) != value}
     for what in useful.keys() & given:
-        for name in given:
-            if name not in useful[what]:
-                flag, beside = (word.replace("_", "-") for word in (name, what))
-                raise BadInput(f"--{flag} has no effect with --{beside}; leave it out")
+        for name in sorted(given - useful[what]):
+            raise BadInput(f"--{name} has no effect with --{what}; leave it out".replace("_", "-"))
 
 
 def run_before_after(args):
