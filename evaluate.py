@@ -124,7 +124,7 @@ def tables_of(rows, path, lost=0):
 
 
 def of_each(texts):
-    """The different ones of these texts: a file may hold several policies, --anyway simulators."""
+    """These texts, each once: a file may have several policies and, with --anyway, simulators."""
     return "; ".join(dict.fromkeys(texts))
 
 

@@ -83,7 +83,7 @@ def read_json(path):
     try:
         value = parse_json(read_text(path))
     except (OSError, ValueError, RecursionError):
-        value = None
+        return {}
     return value if isinstance(value, dict) else {}
 
 

@@ -10,10 +10,10 @@ scripts and to fetch anything (its Content-Security-Policy).
 
 from support.command_line import fold, print_folded, scripted_notice
 from support.errors import BadInput
-from support.files import parse_json, read_json, read_jsonl, write_file
+from support.files import parse_json, read_json, write_file
 from support.metrics import column, scores_by, warnings_of
 from support.needs import need_of
-from support.rundir import checkpoints, metrics_of, scale_of_run
+from support.rundir import checkpoints, held_out_dialogues, metrics_of, scale_of_run
 
 import io
 import shlex
@@ -238,9 +238,8 @@ def dialogues_of_run(out, people, last_step):
     profiles = {profile.id: profile for profile in people}
     sides, users = {}, {}
     name_of = {last_step: "after", 0: "before"}  # one evaluation is "before"
-    # most lines are dialogues of training: `containing` skips them unread
-    for _, row, _ in read_jsonl(out / "dialogues.jsonl", containing=b'"heldout"'):
-        if row and row["split"] == "heldout" and row["step"] in name_of:
+    for row in held_out_dialogues(out):
+        if row["step"] in name_of:
             profile = profiles[row["profile_id"]]
             intention, kind = need_of(profile.task, profile.need)
             row |= {"intention": intention, "kind": kind, "player": profile.player}
@@ -248,8 +247,6 @@ def dialogues_of_run(out, people, last_step):
             side = name_of[row["step"]]
             sides.setdefault(side, []).append(row)
             users.setdefault(profile.id, {})[side] = row
-    if not sides:
-        raise BadInput(f"{out}: its dialogues.jsonl has no held-out dialogue")
     tables = {
         part: [scores_by(part, dialogues) for dialogues in sides.values()]
         for part in ("kind", "intention")
@@ -274,6 +271,8 @@ def write_page(out, people):
         raise BadInput(f"{out}: this run has not come to its first checkpoint")
     evaluations = state["evaluations"]
     rows = metrics_of(out)
+    if not rows and evaluations[-1]["step"]:
+        raise BadInput(f"{out / 'metrics.jsonl'}: no step is in it")
     html = Template(TEMPLATE.read_text("utf-8"), autoescape=True, trim_blocks=True).render(
         title=out.name,
         settings=config,

@@ -316,6 +316,18 @@ def metrics_of(out):
     return [row for _, row, _ in lines if row]
 
 
+def held_out_dialogues(out):
+    """The lines of a run's dialogues.jsonl with held-out users. Raises BadInput if it has none, and
+    OSError."""
+    path = out / "dialogues.jsonl"
+    # most lines are dialogues of training: `containing` skips them unread
+    lines = read_jsonl(path, containing=b'"heldout"')
+    rows = [row for _, row, _ in lines if row and row["split"] == "heldout"]
+    if not rows:
+        raise BadInput(f"{path}: no dialogue with a held-out user is in it")
+    return rows
+
+
 def settings_of_run(out):
     """The settings of the run in a directory, as its config.json has them; {} if it is no run: a
     model's config.json has no "algo"."""

@@ -17,7 +17,7 @@ from support.files import append_line, lock, read_jsonl, write_file
 from support.loading import load_model
 from support.needs import need_of
 from support.ranks import join_ranks
-from support.rundir import checkpoints, settings_of_run
+from support.rundir import checkpoints, held_out_dialogues, settings_of_run
 from support.settings import Settings
 
 import asyncio
@@ -73,14 +73,13 @@ def find_step(out, step):
 
 def make_again(cfg, out, number, checkpoint, ask, runner):
     """Make step `number` again. Returns its settings, people, models (after the update, but the
-    engine has the weights before it), simulator, the run's log, its difference from it, and its
-    groups, {number: [(Episode, {name: [N] tensor}, see `update`)]}. Raises BadInput, or TooManyLost
-    if more than a fifth of the dialogues need a question."""
+    engine has the weights before it), simulator, the dialogues of the run's evaluations, its
+    difference from the run's log, and its groups, {number: [(Episode, {name: [N] tensor}, see
+    `update`)]}. Raises BadInput, or TooManyLost if more than a fifth of the dialogues need a
+    question."""
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     refuse_other_heldout(out, heldout)
-    log = [row for _, row, _ in read_jsonl(out / "dialogues.jsonl") if row]
-    if not any(row["split"] == "heldout" for row in log):
-        raise BadInput(f"{out}: its dialogues.jsonl has no held-out dialogue")
+    evaluated = held_out_dialogues(out)
     costs = cfg.reader or cfg.simulator not in SCRIPTED
     calls, clock = CallLog(out / "lens-calls.jsonl" if ask and costs else None), Clock()
     for path in out.glob("*calls*.jsonl"):
@@ -112,8 +111,10 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     groups = {}
     for episode in episodes:
         groups.setdefault(episode.group, []).append((episode, tokens_of[episode.number]))
-    step = SimpleNamespace(number=number, cfg=cfg, models=models, simulator=simulator, log=log)
-    step.profiles, step.heldout, step.groups = profiles, heldout, groups
+    step = SimpleNamespace(number=number, cfg=cfg, models=models, simulator=simulator)
+    step.profiles, step.groups = profiles, groups
+    step.heldout, step.evaluated = heldout, evaluated
+    log = [row for _, row, _ in read_jsonl(out / "dialogues.jsonl") if row]
     step.difference = compare(log, number, episodes, len(dropped))
     return step
 
@@ -247,7 +248,7 @@ def look_around(step, runner):
     "silence", why there are none. The engine has the weights after the step then."""
     models, cfg = step.models, step.cfg
     chat, engine = models.chat, models.engine
-    people = one_of_each_need([row for row in step.log if row["split"] == "heldout"], step.heldout)
+    people = one_of_each_need(step.evaluated, step.heldout)
     model, _ = load_model(world.POLICY / cfg.mode if cfg.toy else cfg.model)
     start = TorchEngine(model, chat.stop_ids, cfg.temperature, device=models.device)
     [(_, ids)] = runner.run(first_replies(step, engine, people[:1]))

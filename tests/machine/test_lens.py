@@ -75,7 +75,7 @@ def test_a_run_between_two_checkpoints_and_one_that_is_running(half, tmp_path, c
     assert "another process is at work" in refuse(capfd, out, main=lens.main)
     os.close(running)
     (out / "dialogues.jsonl").write_text("5\n")
-    assert "has no held-out dialogue" in refuse(capfd, out, main=lens.main)
+    assert "no dialogue with a held-out user" in refuse(capfd, out, main=lens.main)
 
 
 def test_a_server_is_asked_only_on_request_and_once(tiny_dir, tmp_path, capfd, quick):

@@ -81,13 +81,15 @@ def test_the_page_of_a_run(run):
     assert (run / "learning_curve.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.mark.parametrize("name", ["config.json", "dialogues.jsonl", "checkpoint-000002"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "metrics.jsonl", "dialogues.jsonl", "checkpoint-000002"]
+)
 def test_a_damaged_run_is_one_line(run, name, capsys):
     """It is no reason to end a run of days."""
     path = run / name
     if path.is_dir():
         path = path / "state.json"
-    path.write_text(json.dumps({"split": "heldout"}) + "\n")
+    path.write_text(json.dumps(["heldout"]) + "\n")
     assert report.draw(run, toy_profiles("heldout", 1)) is None and main([str(run)]) == 2
     error = capsys.readouterr().err
     told = error.count("the report could not be written: ") + error.count("there is no run here")

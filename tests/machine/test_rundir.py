@@ -278,17 +278,14 @@ def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
     writes a hole into it that no JSON reader passes; a line behind half a line is lost."""
     run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
     run.restore(None, [], "")
-    run.append("metrics.jsonl", {"step": 1})
+    log, line = tmp_path / "out" / "metrics.jsonl", b'{"step": 1}\n'
     checkpoint = tmp_path / "out" / "checkpoint-000001"
-    for known, left in ((99, 12), (99, 0), (6, 6)):
-        if not left:  # the directory was copied in part
-            os.truncate(tmp_path / "out" / "metrics.jsonl", 9)
-        elif known < 99:
-            run.append("metrics.jsonl", {"step": 1})
+    for there, known, left in ((12, 99, 12), (9, 99, 0), (12, 6, 6)):  # bytes
+        log.write_bytes(line[:there])
         old = {**run.state, "step": 1, "log_bytes": {"metrics.jsonl": known}}
         write_json(checkpoint / "state.json", old)
         run.restore(checkpoint, [], "")
-        assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == b'{"step": 1}\n'[:left]
+        assert log.read_bytes() == line[:left]
     run.close()
 
 
