@@ -28,6 +28,7 @@ from support.results import (
     parts_of,
     read_results,
     refuse_mixed,
+    same_users,
     what_scores_are,
 )
 from support.rundir import settings_of_run
@@ -158,9 +159,9 @@ def compare(path_before, path_after, ids=None, draws=10_000):
     users' differences, two-sided. Raises BadInput."""
     sides = [read_results(path) for path in (path_before, path_after)]
     refuse_mixed([row for rows in sides for row in rows], "--compare")
+    common = same_users(sides, "--compare")
+    ids = sorted(common if ids is None else ids.intersection(common))
     finals = [{row["profile_id"]: row["final"] for row in rows} for rows in sides]
-    common = finals[0].keys() & finals[1].keys()
-    ids = sorted(common if ids is None else common & ids)
     n = len(ids)
     if n < 2:
         raise BadInput("--compare: the files have fewer than two users in common")

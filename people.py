@@ -147,15 +147,36 @@ def users_of_run(paths, eval_size):
     return train, test[:eval_size]
 
 
-def refuse_other_heldout(out, users):
-    """Raise BadInput if there is a run in `out` that held out other users than these `users`: its
-    profiles have changed, or it is of a version that held out the last users of a file."""
-    ids = [profile.id for profile in users]
-    if read_json(out / "heldout.json").get("ids", ids) != ids:
+def held_out_of_run(out, settings):
+    """The held-out users of the run in `out`, which has these `settings`. They are kept in its
+    heldout.json; an earlier version wrote only their ids, then the files of --profiles must still
+    have these people. Raises BadInput."""
+    kept, paths = read_json(out / "heldout.json"), settings["profiles"]
+    if not paths or "ids" not in kept:  # the toy's; or a copy of a checkpoint, without its run
+        return users_of_run(paths, settings["eval_size"])[1]
+    if "profiles" in kept:
+        return [Profile(**row) for row in kept["profiles"]]
+    people = {user.id: user for path in paths for user in load_profiles(path)}
+    missing = [user for user in kept["ids"] if user not in people]
+    if missing:
+        raise BadInput(
+            f"{out}: held-out users of this run are not in {' '.join(paths)} any more: "
+            f"{', '.join(missing[:5])}; name users with --profiles"
+        )
+    return [people[user] for user in kept["ids"]]
+
+
+def kept_heldout(out, users):
+    """The held-out users of the run in `out` as it began, if it has begun, else these `users`, as
+    its files have them now. Raises BadInput if their ids are not the same: then people to train on
+    would be held out, and the other way round."""
+    kept, ids = read_json(out / "heldout.json"), [user.id for user in users]
+    if kept.get("ids", ids) != ids:
         raise BadInput(
             f"{out}: the profiles have changed since the run began, or an earlier version began it, "
             "so other users would be held out; start a new run"
         )
+    return [Profile(**row) for row in kept["profiles"]] if "profiles" in kept else users
 
 
 # ----------------------------------------------------------------------------- the people of a step

@@ -98,14 +98,20 @@ def local_models():
     return local
 
 
-def digest_of_templates(policy, simulator):
-    """A digest of what the chat templates of this process write: of the `policy` (whatever has its
-    `chat`), of the user's model and of the reader. A template may write today's date. (A simulator
-    of another class need not have these attributes.)"""
-    model, reader = (getattr(simulator, name, None) for name in ("model", "reader"))
+def digests_of_texts(policy, simulator):
+    """Digests of the texts that decide a dialogue and stand in no setting:
+
+        chat_template   what the chat templates of this process write: of the `policy` (whatever has
+                        its `chat`), of the user's model and of the reader; some write today's date
+        user_prompts    the prompts of the user's model, and those of the reader with the known
+                        replies that set its scale
+
+    (A simulator of another class need not have these attributes.)"""
+    model, reader, texts = (getattr(simulator, name, None) for name in ("model", "reader", "texts"))
     models = policy, model, getattr(reader, "source", None)
     chats = [getattr(one, "chat", None) for one in models]  # of a ServerModel it is a function
-    return digest([chat.rendered for chat in chats if hasattr(chat, "rendered")])
+    rendered = [chat.rendered for chat in chats if hasattr(chat, "rendered")]
+    return {"chat_template": digest(rendered), "user_prompts": digest(texts and texts())}
 
 
 # -------------------------------------------------------------------------------- who can play whom

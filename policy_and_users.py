@@ -38,8 +38,8 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 from emotion import BENCHMARK
-from people import load_profiles, refuse_other_heldout, users_of_run
-from players import check_playable, digest_of_templates, local_models, make_simulator
+from people import held_out_of_run, load_profiles, toy_profiles
+from players import check_playable, digests_of_texts, local_models, make_simulator
 from rollout import Agent, read_reply
 from toy import world
 
@@ -135,6 +135,7 @@ def load_policy(source, args):
         server = ServerModel(model_name, url, settings["temperature"])
         # The server's own dict: when a result is written, it holds what was refused until then.
         settings |= {**SAMPLING, "replaced": server.replaced}
+        settings["policy_prompt"] = files.digest(system_prompt)  # of others: with the chat template
         make_agent = partial(ServerAgent, server, settings, system_prompt)
     else:
         # by vLLM where that is installed and there is a GPU
@@ -219,7 +220,7 @@ def load_both_sides(args, name):
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in users]),
         "held_out": held_out,
-        "chat_template": digest_of_templates(policy.make_agent(seed=0), simulator),
+        **digests_of_texts(policy.make_agent(seed=0), simulator),
     }
     return policy, simulator, users[: args.limit], settings
 
@@ -245,10 +246,8 @@ def choose_users(args, source, simulator_name, lang):
         return users, False
     # a run without --profiles was trained with the toy's other users
     paths = source.run.get("profiles")
-    _, users = users_of_run(paths, source.run["eval_size"] if paths else 128)
+    users = held_out_of_run(source.home, source.run) if paths else toy_profiles("heldout", 128)
     check_playable(simulator_name, users, unnamed=not paths)
-    if paths:
-        refuse_other_heldout(source.home, users)
     return users, bool(source.run)
 
 

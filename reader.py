@@ -163,6 +163,11 @@ class Reader(Caller, AdaptiveModel):
         beginning = self.beginning[bool(earlier)]
         return [fill(f"{beginning}\n\n{text}", values) for text, _, _ in self.texts.values()]
 
+    def known(self):
+        """What f_reply may be told, and all questions about the known replies: these set the scale."""
+        rows = known_replies("weights")
+        return [self.texts, [self.questions(row["profile"], row["dialogue"]) for row in rows]]
+
     async def read(self, prompts, words):
         """The model of this Caller: for each of `prompts` [log-odds, mass, the likeliest word], see
         `log_odds`, as JSON."""

@@ -17,6 +17,7 @@ pictures are in support/; a first reading can skip them.
 
 # support comes first: it sets up what must be set up before torch is imported
 from support import errors, ranks, report, rundir, settings
+from support.files import digest
 from support.loading import return_freed_memory, uses_flex
 from support.metrics import batch_metrics, summarise
 from support.needs import hidden_need
@@ -35,8 +36,8 @@ from tqdm import tqdm
 from emotion import TRAINING
 from grpo import check_groups, grpo_update
 from models import Models
-from people import profiles_of_step, refuse_other_heldout, users_of_run
-from players import check_playable, digest_of_templates, simulator_of_run
+from people import kept_heldout, profiles_of_step, users_of_run
+from players import check_playable, digests_of_texts, simulator_of_run
 from policy import split_batch
 from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout, tokens_sampled
@@ -118,7 +119,9 @@ def set_up(run):
     simulator = simulator_of_run(cfg, run.calls, run.clock)
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     check_playable(cfg.simulator, users + heldout, unnamed=not cfg.profiles)
-    refuse_other_heldout(run.path, heldout)
+    people = digest([vars(user) for user in users + heldout])
+    if cfg.profiles:  # files may have been edited since the run began
+        heldout = kept_heldout(run.path, heldout)
     # Of such users only the story is new. The released files have some, too.
     if both := {user.player for user in users} & {user.player for user in heldout}:
         run.tell(f"warning: personas both trained on and held out: {len(both)}")
@@ -130,7 +133,7 @@ def set_up(run):
         simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.start_file, run.clock, run.runner)
     run.try_to_save(models.write_trial, models.checkpoint_bytes())
-    run.restore(checkpoint, heldout, digest_of_templates(models, simulator))
+    run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": people})
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size(), run.state["step"]
         print_head(cfg, run.path, *sizes, uses_flex(models.policy.model))

@@ -164,6 +164,10 @@ class Simulator(Caller):
         # might be the policy's. At temperature 0 the same prompt would get the same answer.
         self.complaint = load_prompt("complaint", lang)
 
+    def texts(self):
+        """All texts that its model is asked with, but for what is said about a person."""
+        return [self.prompts, self.purposes, self.complaint, self.reader and self.reader.known()]
+
     def user(self, profile, emotion, name):
         """A User of this model. name: of its dialogue, in the log of calls."""
         return self.user_class(self, profile, emotion, name)

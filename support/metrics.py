@@ -200,9 +200,7 @@ MALFORMED = (
     "not write <think>...</think> and a reply within --max-tokens, and it will hardly learn to. Give "
     "it more tokens, or train without --think"
 )
-FLAT = (
-    "for three steps no group (PPO: no batch) had two different rewards, so nothing was learned: "
-)
+FLAT = "for 3 steps no group (PPO: no batch) had two different rewards, so nothing was learned: "
 
 
 def column(rows, key):

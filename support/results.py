@@ -22,7 +22,7 @@ A `dialogue` is what programs compute with. `parse_line` makes it of a line of a
 """
 
 from support.answers import read_answer
-from support.command_line import scripted_notice
+from support.command_line import print_folded, scripted_notice
 from support.errors import BadInput
 from support.files import cut_unfinished_line, parse_json, read_jsonl, size_of
 from support.needs import need_of
@@ -40,6 +40,10 @@ PURPOSE_LABELS = {
     "target": "chat with an aim",
     "no-target": "chat without aim",
 }
+
+# What a line keeps of its user's profile, under SAGE's keys and ours. A line of an earlier version
+# has no "first_talk", one of SAGE's neither "need" nor "traits".
+KEPT = "player scene topic task need target character traits first_talk".split()
 
 # ------------------------------------------------------------------------- the lines of result files
 
@@ -70,6 +74,7 @@ def line_of_result(episode, user, settings, schema):
             **settings,
             "ended": episode.ended,
             "traits": profile.cha_group,
+            "first_talk": profile.first_talk,
             "cut": episode.cut,
         },
     }
@@ -108,6 +113,7 @@ def parse_line(line):
         kind            "rational", "emotional" or "other"
         purpose         the purpose of the profile, one of PURPOSE_LABELS
         group           of the persona: "negative", "passive", "avoidant" or another
+        person          what the line keeps of the profile, {field: value}
         made_by         the settings of the evaluation
         ended           what ended the dialogue
         raw             the line itself
@@ -126,6 +132,7 @@ def parse_line(line):
         if not 0 <= value <= 100:
             raise ValueError(f"emotion {value!r} is not in 0..100")
     intention, kind = need_of(task, line.get("need"))
+    both = made_by | line
     group = line.get("character") or "other"
     return {
         "profile_id": line["id"],
@@ -138,6 +145,7 @@ def parse_line(line):
         "kind": kind,
         "purpose": PURPOSE_LABELS[line.get("target") or "eq"],
         "group": PERSONA_GROUPS.get(group, group),
+        "person": {key: both[key] for key in KEPT if key in both},
         "made_by": made_by,
         "ended": made_by.get("ended", ""),
         "raw": line,
@@ -186,7 +194,14 @@ def parts_of(dialogues):
 # "rlver"; in a dialogue they are "made_by". Not compared: "ended", "traits" and "cut" belong to one
 # dialogue, "held_out" follows from the policy and its users, and which parameters were "replaced",
 # because a server refused them, is known only after its first answer.
-NOT_COMPARED = {"ended", "traits", "cut", "held_out", "replaced"}
+NOT_COMPARED = {"ended", "traits", "first_talk", "cut", "held_out", "replaced"}
+# Digests of texts that no other setting names, and what they are. Results of an earlier version lack
+# some of them.
+DIGESTS = {
+    "chat_template": "the chat template's text (with the policy's prompt, perhaps today's date):",
+    "user_prompts": "the text of the user's prompts:",
+    "policy_prompt": "the text of the policy's prompt:",
+}
 # The settings that must be equal where scores are compared, and those of the policy's replies.
 CONDITIONS = ("simulator", "reader", "difficulty", "lang", "start", "max_turns", "world")
 POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context")
@@ -194,13 +209,13 @@ POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context
 
 def differences(made_by, settings):
     """How the settings `made_by` of a result differ from other `settings`, in words; "" if they do
-    not. Results of an earlier version, which do not know their chat template, pass."""
-    made_by = {"chat_template": settings.get("chat_template"), **made_by}
+    not. A result of an earlier version passes where it lacks one of DIGESTS."""
+    made_by = {key: settings.get(key) for key in DIGESTS} | made_by
     return ", ".join(
-        f"{key} {made_by.get(key)} there, {settings.get(key)} here"
+        f"{DIGESTS.get(key, key)} {made_by.get(key)} there, {settings.get(key)} here"
         for key in {**settings, **made_by}
         if key not in NOT_COMPARED and made_by.get(key) != settings.get(key)
-    ).replace("chat_template", "the chat template's text, perhaps today's date:")
+    )
 
 
 def finished_users(path, settings):
@@ -225,13 +240,49 @@ def finished_users(path, settings):
 
 def refuse_mixed(dialogues, where):
     """Raise BadInput unless all dialogues were made in the same conditions: who played the user,
-    and the rules of the benchmark. Other scores do not compare."""
+    by which prompts, and the rules of the benchmark. Other scores do not compare."""
     conditions = sorted({in_words(dialogue["made_by"], CONDITIONS) for dialogue in dialogues})
     if len(conditions) > 1:
         raise BadInput(
             f"{where}: results of {len(conditions)} simulators or settings do not compare "
             f"({'; '.join(conditions)})"
         )
+    refuse_other_prompts(dialogues, where)
+
+
+def refuse_other_prompts(dialogues, where):
+    """Raise BadInput if the prompts of the users were edited between some of the dialogues."""
+    prompts = {dialogue["made_by"].get("user_prompts") for dialogue in dialogues}
+    if len(prompts - {None}) > 1:
+        raise BadInput(
+            f"{where}: the user's prompts were edited between these results, so they do not compare"
+        )
+
+
+def same_users(sides, where):
+    """The ids of the users whom both lists of dialogues have, in the order of the first list. An id
+    may name another person in another file, so what both keep of a profile must be equal, too.
+    Raises BadInput if that leaves fewer than two, and if the users' prompts were edited in between."""
+    refuse_other_prompts(sum(sides, []), where)
+    if not all(row["made_by"].get("user_prompts") for row in sum(sides, [])):
+        print_folded(
+            f"{where}: some of these results do not say which prompts the user had (an earlier "
+            "version wrote them, or SAGE); they are taken to be the same."
+        )
+    people, others = ({row["profile_id"]: row["person"] for row in rows} for rows in sides)
+    common = [user for user in people if user in others]
+    same = [
+        user
+        for user in common
+        if all(people[user][key] == others[user][key] for key in people[user].keys() & others[user])
+    ]
+    if len(same) < len(common):
+        n = len(common) - len(same)
+        text = f"{where}: {n} of {len(common)} ids in both files name other people in each"
+        if len(same) < 2:
+            raise BadInput(text)
+        print_folded(f"warning: {text}; they are left out.")
+    return same
 
 
 def in_words(made_by, keys):

@@ -38,6 +38,15 @@ from emotion import TRAINING, scale_in_words
 
 # ------------------------------------------------------------------------------------ the directory
 
+# What decides a dialogue and stands in no setting, in the state of a run as a digest: the warning if
+# it is another one at a resume.
+DIGESTS = {
+    "chat_template": "what a chat template writes has changed, with the policy's prompt or today's "
+    "date: from here on the prompts differ",
+    "user_prompts": "the user's prompts have changed: from here on it is another user",
+    "people": "the files of --profiles have changed: other people are trained on. Those held out "
+    "stay as they were",
+}
 LOGGED = ("profile_id", "group", "first_line", "turns", "ended", "reward")  # of an Episode
 
 
@@ -87,11 +96,11 @@ class RunDir:
             self.calls.read(path)  # nothing is paid for twice, whichever rank asked it
         return newest
 
-    def restore(self, checkpoint, heldout, templates):
+    def restore(self, checkpoint, heldout, digests):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again; write config.json and heldout.json. The directory
-        is made on every rank, and locked if it is new. templates: what the chat templates write, as
-        a digest. Raises BadInput."""
+        is made on every rank, and locked if it is new. digests: of what decides a dialogue and
+        stands in no setting (DIGESTS). Raises BadInput."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -99,16 +108,14 @@ class RunDir:
             # how long each log was at the checkpoint: what came later is cut off
             "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
             "checkpoints": [],  # those that the run wrote and has not removed
-            "chat_template": templates,  # at the first step; a run of an earlier version has none
+            **digests,  # at the first step; a run of an earlier version may lack some
         }
         if checkpoint:
             state |= state_of(checkpoint)
-        if state["chat_template"] != templates:
+        for name, text in DIGESTS.items():
             # Only a warning, because a run of three days must not be lost.
-            self.tell(
-                "warning: a chat template writes something else than when this run began, perhaps "
-                "today's date: from here on the prompts differ (docs/troubleshooting.md)"
-            )
+            if name in digests and state[name] != digests[name]:
+                self.tell(f"warning: since this run began, {text} (docs/troubleshooting.md)")
         if self.cfg.steps < state["step"]:
             raise BadInput(
                 f"--steps {self.cfg.steps}: this run has done {state['step']} steps already; "
@@ -131,7 +138,8 @@ class RunDir:
             write_json(self.path / "config.json", vars(self.cfg))
             (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
             # an evaluation reads from it which users the run was not trained on
-            write_json(self.path / "heldout.json", {"ids": [profile.id for profile in heldout]})
+            ids, rows = [profile.id for profile in heldout], list(map(vars, heldout))
+            write_json(self.path / "heldout.json", {"ids": ids, "profiles": rows})
         self.rows = metrics_of(self.path)
 
     def finish(self):

@@ -16,6 +16,7 @@ from support.answers import as_json
 from support.command_line import Parser, print_folded
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
+from support.rundir import checkpoints
 
 import argparse
 from collections import defaultdict
@@ -45,13 +46,17 @@ class Dialogue(SimpleNamespace):
     made_by     the settings: who played the user ("simulator", as the flag names it) ...; of a
                 result file its own, else those of the config.json beside it
     profile     the user's profile; of a result file only what its line holds
+    person      the same as a dict, to compare people by (support.results.same_users)
     """
 
 
 @cache
 def load_dialogues(path):
     """The Dialogues of a file, in its order. Raises BadInput."""
-    config = read_json(Path(path).parent / "config.json")
+    out = Path(path).parent
+    config = read_json(out / "config.json")
+    # the state of a run says by which prompts the users of its log were played
+    prompts = [read_json(newest / "state.json").get("user_prompts") for newest in checkpoints(out)]
     people = sum(map(load_profiles, config.get("profiles") or ()), [])
     # A toy run may have held out more than the usual 128 (--eval-size). User i is the same person
     # for any number of users, so 1000 users include those of any usual run.
@@ -67,6 +72,9 @@ def load_dialogues(path):
             if profile is None:
                 raise BadInput(f"{path}: user {row['profile_id']!r} is not among the profiles")
             row |= {"id": f"{profile.id}, line {number}", "task": profile.task}
+            ours = {"character": profile.main_cha, "traits": profile.cha_group}
+            row["person"] = vars(profile) | ours
+            row["made_by"] = {"user_prompts": prompts[-1] if prompts else None}
         row |= {"turns": visible_turns(row), "profile": profile}
         row["made_by"] = config | row.get("made_by", {})
         dialogues.append(Dialogue(**row))

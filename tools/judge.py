@@ -22,7 +22,7 @@ No score measures quality: judge and user are models. docs/measuring.md has the 
 from support.answers import Unreadable, as_json, read_answer
 from support.command_line import positive
 from support.errors import BadInput
-from support.results import reading_in
+from support.results import reading_in, same_users
 
 import contextlib
 from collections import defaultdict
@@ -37,6 +37,7 @@ from tools.dialogues import (
     check_files,
     check_picture,
     dialogue_slots,
+    load_dialogues,
     make_cases,
     mean,
     need_judge,
@@ -191,13 +192,22 @@ def score_file(answers):
     return means, rows
 
 
-def paired_differences(before, after):
+def same_dialogues(files):
+    """The ids of the first file's dialogues with users who are the same in the second. Raises
+    BadInput."""
+    sides = [load_dialogues(path) for path in files]
+    users = same_users([list(map(vars, side)) for side in sides], "tools.judge")
+    return {dialogue.id for dialogue in sides[0] if dialogue.profile_id in users}
+
+
+def paired_differences(before, after, pairs):
     """{item: [mean, low, high, n]} of the second file's means minus the first's, over the dialogues
-    that are in both."""
+    that are in both, and in `pairs`."""
     rows = {}
     for item, old in before.items():
         new = after[item]
-        differences = [new[dialogue] - old[dialogue] for dialogue in old if dialogue in new]
+        common = [dialogue for dialogue in old if dialogue in new and dialogue in pairs]
+        differences = [new[dialogue] - old[dialogue] for dialogue in common]
         rows[item] = interval(np.mean, differences)
     return rows
 
@@ -236,6 +246,7 @@ def judge(args):
     need_judge(args)
     slots_of, schema, scores_of = QUESTIONS[name]
     cases = make_cases(args.files, name, slots_of)
+    pairs = same_dialogues(args.files) if len(args.files) == 2 else None
     answers = ask(args, cases, name, schema, scores_of, args.repeats)
     means, tables = {}, {}
     for path, rows in parts_by("file", answers).items():
@@ -245,7 +256,7 @@ def judge(args):
         show_table(f"{name}, {path}", COLUMNS, tables[path], source_of(answers) + READING)
     result = {"answers": answers, "means": means, "tables": tables}
     if len(means) == 2:
-        result["paired"] = paired_differences(*means.values())
+        result["paired"] = paired_differences(*means.values(), pairs)
         show_table(
             "the second FILE minus the first, paired over dialogues",
             COLUMNS[:4],

@@ -33,7 +33,7 @@ import torch
 from emotion import TRAINING
 from engine import TorchEngine
 from models import Models
-from people import profiles_of_step, refuse_other_heldout, users_of_run
+from people import kept_heldout, profiles_of_step, users_of_run
 from players import simulator_of_run
 from policy import split_batch
 from ppo import log_probs_of, place_rewards, policy_loss
@@ -78,7 +78,7 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     `update`)]}. Raises BadInput, or TooManyLost if more than a fifth of the dialogues need a
     question."""
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
-    refuse_other_heldout(out, heldout)
+    heldout = kept_heldout(out, heldout)
     evaluated = held_out_dialogues(out)
     costs = cfg.reader or cfg.simulator not in SCRIPTED
     calls, clock = CallLog(out / "lens-calls.jsonl" if ask and costs else None), Clock()

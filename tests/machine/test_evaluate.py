@@ -205,16 +205,17 @@ def test_an_evaluation_meets_whom_the_run_held_out_and_nobody_else(trained, tmp_
 @pytest.mark.slow
 def test_other_held_out_users_are_refused(trained, tmp_path, capsys):
     """Without the one who was held out another user is: "before" and "after" were of different
-    people."""
+    people. An evaluation meets the one whom the run has kept."""
     path = tmp_path / "people.jsonl"
     text = path.read_text()
     others = [line for line in text.splitlines(keepends=True) if "toy-train-0009" not in line]
     path.write_text("".join(others))
     resume = ["--resume", str(trained), "--steps", "2"]
-    for main, flags in ((rlver.main, resume), (evaluate.main, ["--policy", str(trained)])):
-        assert main(flags) == 2
-        err = capsys.readouterr().err.strip().split("\n")[-1]
-        assert "the profiles have changed since the run began" in err
+    assert rlver.main(resume) == 2
+    err = capsys.readouterr().err.strip().split("\n")[-1]
+    assert "the profiles have changed since the run began" in err
+    assert measured(tmp_path, "--policy", trained) == 0
+    assert [row["id"] for row in rows(tmp_path / "r.jsonl")] == ["toy-train-0009"]
     path.write_text(text)
     assert rlver.main(resume) == 0
 

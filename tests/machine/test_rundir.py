@@ -28,7 +28,7 @@ import evaluate
 import rlver
 from conftest import ROOT
 from people import toy_profiles
-from players import digest_of_templates, make_simulator
+from players import digests_of_texts, make_simulator
 from policy import split_batch
 from policy_and_users import find_weights
 from runs import (
@@ -277,14 +277,14 @@ def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
     """A checkpoint may reach the disk before the log does. To cut a file to more than its length
     writes a hole into it that no JSON reader passes; a line behind half a line is lost."""
     run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    run.restore(None, [], "")
+    run.restore(None, [], {})
     log, line = tmp_path / "out" / "metrics.jsonl", b'{"step": 1}\n'
     checkpoint = tmp_path / "out" / "checkpoint-000001"
     for there, known, left in ((12, 99, 12), (9, 99, 0), (12, 6, 6)):  # bytes
         log.write_bytes(line[:there])
         old = {**run.state, "step": 1, "log_bytes": {"metrics.jsonl": known}}
         write_json(checkpoint / "state.json", old)
-        run.restore(checkpoint, [], "")
+        run.restore(checkpoint, [], {})
         assert log.read_bytes() == line[:left]
     run.close()
 
@@ -293,7 +293,7 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
     """Two flat steps before a resume and one after it were no warning, but summary.json had it;
     and what was said before was said again."""
     run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    run.restore(None, [], "")
+    run.restore(None, [], {})
     for step in (1, 2):
         sampled = {"tokens_trained": 9, "tokens_sampled": 8, "tokens_dropped": 0}
         run.log_step([], {"step": step, "zero_std_groups": 1, **sampled})
@@ -302,11 +302,11 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
     run.save(lambda path, state: write_json(path / "state.json", state))
     run.close()
     again = rundir.RunDir(tmp_path / "out", resolve_settings({}))
-    again.restore(again.open(), [], "")
+    again.restore(again.open(), [], {})
     again.log_step([], {"step": 3, "zero_std_groups": 1})
     again.close()
     said = capsys.readouterr().out
-    assert "step 3: for three steps no group" in said and said.count("warning") == 1
+    assert "step 3: for 3 steps no group" in said and said.count("warning") == 1
 
 
 @pytest.mark.slow
@@ -355,11 +355,11 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
     out = tmp_path / "out"
     first, second = (rundir.RunDir(out, resolve_settings({"seed": seed})) for seed in (0, 1))
     second.open()
-    first.restore(None, [], "")
+    first.restore(None, [], {})
     first.append("metrics.jsonl", {"step": 1})
     before = files(out)
     with pytest.raises(BadInput, match="another process"):
-        second.restore(None, [], "")
+        second.restore(None, [], {})
     assert files(out) == before
 
 
@@ -414,9 +414,9 @@ def test_a_template_that_writes_the_date(dated, tmp_path, capfd):
         if step == 4:
             forget(out / "checkpoint-000003" / "state.json")
         told = output_of(capfd, 0, rlver.main, "--resume", out, "--steps", step)
-        assert told.count("warning: a chat template") == warnings
+        assert told.count("what a chat template writes has changed") == warnings
     told = output_of(capfd, 2, evaluate.main, *users, 2)
-    assert "the chat template's text, perhaps today's date: " in told
+    assert "the chat template's text (with the policy's prompt, perhaps today's date)" in told
     forget(result)
     assert evaluate.main(words(*users, 2)) == 0 and len(rows(result)) == 2
 
@@ -432,7 +432,7 @@ def test_the_users_template_may_write_the_date_too(dated, taught):
         found = []
         for day in (1, 1, 2):
             set_day(day)
-            found.append(digest_of_templates(None, make_simulator(name, reader=reader)))
+            found.append(digests_of_texts(None, make_simulator(name, reader=reader)))
         assert found[0] == found[1] != found[2]
 
 
