@@ -17,7 +17,7 @@ pictures are in support/; a first reading can skip them.
 
 # support comes first: it sets up what must be set up before torch is imported
 from support import errors, ranks, report, rundir, settings
-from support.loading import return_freed_memory, uses_flex
+from support.loading import old_gpu, return_freed_memory, uses_flex
 from support.metrics import batch_metrics, summarise
 from support.needs import hidden_need
 from support.report import dialogue_text, print_head, print_summary, progress
@@ -133,7 +133,7 @@ def set_up(run):
     run.restore(checkpoint, heldout, digest_of_templates(models, simulator))
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size(), run.state["step"]
-        print_head(cfg, run.path, *sizes, uses_flex(models.policy.model))
+        print_head(cfg, run.path, *sizes, uses_flex(models.policy.model), old_gpu(models.device))
     return simulator, users, models
 
 

@@ -373,10 +373,18 @@ def check(cfg, explicit):
             f"--gamma {cfg.gamma}: with --reward delta it must be 1, or the deltas no longer add "
             "up to how far the emotion came"
         )
-    if cfg.engine == "vllm" and not vllm_is_there():
-        raise BadInput(
-            "--engine vllm: vLLM is not installed; requirements-vllm.txt says what to install"
-        )
+    if cfg.engine == "vllm" and (lack := vllm_lacks()):
+        raise BadInput(f"--engine vllm: {lack}")
+
+
+def vllm_lacks():
+    """What vLLM needs and this machine does not have, or "". A CPU is enough for its CPU build."""
+    if not vllm_is_there():
+        return "vLLM is not installed; requirements-vllm.txt says what to install"
+    from support.loading import best_device, old_gpu  # late: scoring a result file needs no torch
+
+    gpu = old_gpu(best_device())
+    return gpu and f"vLLM needs a GPU with bf16 (Ampere or later), not a {gpu}; take --engine torch"
 
 
 def vllm_is_there():
@@ -384,13 +392,13 @@ def vllm_is_there():
 
 
 def usual_engine(is_toy):
-    """The default engine: vLLM for a real model, if it is installed and there is a GPU; else
-    torch."""
-    if is_toy:
+    """The default engine: vLLM for a real model, if there is a GPU, and nothing that it needs is
+    lacking; else torch."""
+    if is_toy or vllm_lacks():
         return "torch"
-    import torch  # imported late: scoring a result file does not need it
+    import torch
 
-    return "vllm" if vllm_is_there() and torch.cuda.is_available() else "torch"
+    return "vllm" if torch.cuda.is_available() else "torch"
 
 
 # ---------------------------------------------------------------------- settings of a resumed run
