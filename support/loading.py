@@ -149,7 +149,8 @@ def load_tokenizer(directory):
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     has_file = (directory / "tokenizer.json").exists()
-    tokenizer = read_by(PreTrainedTokenizerFast if has_file else AutoTokenizer, directory)
+    with naming("its tokenizer"):
+        tokenizer = read_by(PreTrainedTokenizerFast if has_file else AutoTokenizer, directory)
     if not tokenizer.chat_template:
         raise BadModel(
             "its tokenizer has no chat template; take an instruct model, or add chat_template.jinja"

@@ -609,6 +609,7 @@ def test_the_head_of_a_run(capsys):
 
     assert head({}).startswith("GRPO trains toy (direct): 36 steps of 64 dialogues")
     assert "attention: FlexAttention" in head({}, flex=True)
+    assert "Engine: torch, in fp32 (no bf16 on a T4); attention" in head({}, gpu="a T4")
     text = head({"algo": "ppo", "think": True}, ranks=2, step=5)
     assert text.startswith("Step 5 is done, going on: PPO trains toy (think)")
     assert (
