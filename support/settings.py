@@ -109,7 +109,8 @@ class Settings:
         1.0, "sampling temperature, also used to compute the log-probs", above_zero
     )
     engine: str = unset(
-        "what samples (default: vllm for a real model on a GPU, if it is installed; else torch)",
+        "what samples (default: vllm for a real model on a GPU with bf16, if it is installed; else "
+        "torch)",
         choices=["torch", "vllm"],
     )
     engine_memory: float = flag(

@@ -327,6 +327,8 @@ def cut_the_vocabulary(path):
         (lambda path: (path / "tokenizer.json").write_text('{"model'), "its tokenizer: JSON"),
         # every text would be nothing, and a run would end with a score and exit code 0
         (cut_the_vocabulary, "tokenizer.json is missing"),
+        # every blank would be lost, as quietly
+        (entries("tokenizer.json", pre_tokenizer=None), "into 'Myselfishere'"),
         # transformers would put them on their base, whatever else stands here
         (entries("adapter_config.json", base_model_name_or_path="x/y"), "adapters for x/y"),
         (entries(quantization_config={"quant_method": "fp8"}), "quantized"),
