@@ -3,7 +3,7 @@
 `Settings` is a dataclass: each field is a setting, with its default and the help text of its flag.
 Then come the defaults that differ between the toy and a real model, the command line, the checks of
 a new run, and the rules of resuming. Nothing here imports torch (except to see whether there is a
-GPU) or a script.
+GPU, and which) or a script.
 """
 
 from support.command_line import (
@@ -382,7 +382,7 @@ def vllm_lacks():
     """What vLLM needs and this machine does not have, or "". A CPU is enough for its CPU build."""
     if not vllm_is_there():
         return "vLLM is not installed; requirements-vllm.txt says what to install"
-    from support.loading import best_device, old_gpu  # late: scoring a result file needs no torch
+    from support.loading import best_device, old_gpu  # late: it imports torch
 
     gpu = old_gpu(best_device())
     return gpu and f"vLLM needs a GPU with bf16 (Ampere or later), not a {gpu}; take --engine torch"
