@@ -19,9 +19,11 @@ from support.chat_format import ChatFormat
 from support.errors import BadInput, BadModel, PromptRefused, naming
 from support.loading import (
     best_device,
+    best_dtype,
     directory_of,
     load_model,
     load_tokenizer,
+    read_by,
     stop_ids,
 )
 
@@ -47,13 +49,13 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     computing. kind: of engine, "torch" or "vllm"; context: tokens of a dialogue (default: the
     model's limit); of_chat: more arguments of ChatFormat; prefix: what stands before the path in
     messages. Raises BadModel or BadInput."""
+    device = best_device()
+    dtype = best_dtype(device)
     if kind == "vllm":
         with naming(f"{prefix}{path}"):
             path = directory_of(path)
-            config, tokenizer = AutoConfig.from_pretrained(path), load_tokenizer(path)
+            config, tokenizer = read_by(AutoConfig, path), load_tokenizer(path)
     else:
-        device = best_device()
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model, tokenizer = load_model(path, device, prefix, dtype)
         config = model.config
     longest = config.get_text_config().max_position_embeddings
@@ -63,7 +65,7 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
     with naming(f"{prefix}{path}"):
         chat = ChatFormat(tokenizer, stop_ids=stop_ids(path), **of_chat)
     if kind == "vllm":
-        settings = {"temperature": temperature, "context": context, "dtype": torch.bfloat16}
+        settings = {"temperature": temperature, "context": context, "dtype": dtype}
         return make_vllm_engine(path, chat.stop_ids, **settings), chat, context
     engine = TorchEngine(model, chat.stop_ids, temperature, share=True)
     # two tokens: some architectures do not take the engine's cache, or its mask
@@ -144,8 +146,8 @@ class LocalReader:
         else fp32). Raises BadModel, also if a word is not one token."""
         self.name = str(path)
         device = best_device()
-        is_fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
-        dtype = dtype or (torch.bfloat16 if is_fast else torch.float32)
+        on_fast_cpu = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+        dtype = dtype or (torch.bfloat16 if on_fast_cpu else best_dtype(device))
         self.model, tokenizer = load_model(path, device, "--reader local:", dtype)
         # the first word is read, so it must not be part of a thought
         template_args = {**(template_args or {}), "enable_thinking": False}

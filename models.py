@@ -13,6 +13,7 @@ from support.errors import CannotWrite, naming
 from support.files import write_json
 from support.loading import (
     best_device,
+    best_dtype,
     load_model,
     load_tensors,
     load_tokenizer,
@@ -87,11 +88,11 @@ class Models:
         of DistanceFromStart. clock: a Clock, which the engine tells when it samples. runner: an
         asyncio.Runner, for `probe`. Raises BadModel or BadInput.
 
-        `dtype` is the type in which models compute: bf16 on a GPU, fp32 elsewhere. Optimizers
-        change the master weights, which are fp32 everywhere."""
+        `dtype` is the type in which models compute (`best_dtype`). Optimizers change the master
+        weights, which are fp32 everywhere."""
         self.cfg, self.runner = cfg, runner
         self.device = torch.device("cpu") if cfg.toy else best_device()
-        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.dtype = best_dtype(self.device)
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]
         self.reduce, self.world_size = all_reduce_sum, world_size()
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes

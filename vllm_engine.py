@@ -59,6 +59,7 @@ class VllmEngine:
             seed=seed,
             dtype=str(dtype).removeprefix("torch."),
             skip_tokenizer_init=True,  # ids in, ids out
+            trust_remote_code=False,
             # Otherwise vLLM applies the checkpoint's own top-p, top-k and stop ids.
             generation_config="vllm",
             # By default log-probs are those before the temperature, unlike the trainer's.

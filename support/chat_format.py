@@ -82,14 +82,14 @@ class ChatFormat:
         self.plain = Tokenizer.from_str(json.dumps(parts))
         # Without tokenizer.json transformers makes up a vocabulary. SentencePiece's tokenizers
         # mostly put a blank in front of every text, also of a message in the middle of a prompt,
-        # where the template has no blank.
-        text = self.decode(self.text("My") + self.text("self"))
-        if text != "Myself":
+        # where the template has no blank. And one with a wrong split may lose all blanks.
+        text = self.decode(self.text("My") + self.text("self is\n\nhere"))
+        if text != "Myself is\n\nhere":
             raise BadModel(
-                f"the tokenizer turns 'My' and 'self' into {text!r}: tokenizer.json is missing, or "
-                "it adds a blank in front of every text (SentencePiece: Llama 2, Mistral, Phi-3), "
-                "so the tokens of a message depend on what stands before it; take a model with a "
-                "byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
+                f"the tokenizer turns 'My' and 'self is\\n\\nhere' into {text!r}: tokenizer.json is "
+                "missing or damaged, or it adds a blank in front of every text (SentencePiece: "
+                "Llama 2, Mistral, Phi-3), so the tokens of a message depend on what stands before "
+                "it; take a model with a byte-level tokenizer (Qwen, Llama 3, SmolLM2, GLM-4)"
             )
         # 3. Cut a dummy dialogue of two turns at its messages.
         self.rendered = self.render("@@1@@", "@@2@@", "@@3@@")

@@ -9,7 +9,8 @@ From top to bottom: what loads (`load_model`, `load_tensors`) and what it is mad
 """
 
 from support.errors import BadModel, CannotWrite, naming
-from support.files import read_json, write_json
+from support.files import read_json, size_of, write_json
+from support.settings import old_gpu
 
 import ctypes
 import re
@@ -56,10 +57,10 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
             raise BadModel("its weights are quantized; take the model that they were made from")
         # 2. Load.
         tokenizer = load_tokenizer(directory)
-        model, loading_info = AutoModelForCausalLM.from_pretrained(
+        model, loading_info = read_by(
+            AutoModelForCausalLM,
             directory,
             attn_implementation="sdpa",
-            local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below
             dtype=dtype or "auto",
@@ -94,17 +95,25 @@ def load_tensors(path):
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
 
 
+# The files of a model that are read: in each line those of the first pattern that fits any.
+WHAT_IS_READ = (
+    "*config.json",
+    "chat_template.jinja",
+    "tokenizer.json vocab.json tokenizer.model",
+    "model.safetensors model-*.safetensors *.bin",
+)
+
+
 def directory_of(place):
     """The directory with the files of a model, a Path; it is downloaded if `place` is a name on the
     hub, OWNER/NAME. The same weights in other formats are left out. Raises BadModel if `place` is
-    no directory and the hub does not have it, and for adapters: transformers would load their base
-    and put them on it, even if another model stands beside them, and a checkpoint would hold the
-    adapters alone."""
+    no directory and the hub does not have it; for files that git-lfs has not fetched; and for
+    adapters: transformers would load their base and put them on it, even if another model stands
+    beside them, and a checkpoint would hold the adapters alone."""
     path = Path(place)
     if not path.is_dir():
-        # A place in an existing directory, or in runs/, is a path with a typing error.
-        is_a_name = re.fullmatch(r"(?!runs/)\w[\w.-]*/\w[\w.-]*", str(place))
-        if not is_a_name or path.parent.exists():
+        # A place in runs/ is a path with a typing error. Beside any other folder it may be a name.
+        if not re.fullmatch(r"(?!runs/)\w[\w.-]*/\w[\w.-]*", str(place)):
             raise BadModel(
                 "no such directory; a directory is needed, or a model of the hub, OWNER/NAME"
             )
@@ -119,6 +128,11 @@ def directory_of(place):
                 ignore_patterns=["consolidated*", "*/*"],
             )
         path = Path(download)
+    for patterns in WHAT_IS_READ:
+        files = (sorted(path.glob(pattern)) for pattern in patterns.split())
+        for file in next(filter(None, files), []):
+            if size_of(file) < 1024 and b"https://git-lfs" in file.read_bytes():
+                raise BadModel(f"{file.name} is only a pointer of git-lfs; fetch it: git lfs pull")
     adapters = path / "adapter_config.json"
     if adapters.exists():
         raise BadModel(
@@ -129,15 +143,33 @@ def directory_of(place):
 
 
 def load_tokenizer(directory):
-    """The tokenizer in a directory. Raises BadModel without a chat template."""
-    from transformers import AutoTokenizer
+    """The tokenizer in a directory: that of tokenizer.json, if there is one. (AutoTokenizer takes
+    the class that tokenizer_config.json names. Some classes read no more than the vocabulary, and
+    split texts by rules of their own: other tokens than those that the model was trained on.)
+    Raises BadModel without a chat template."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    has_file = (directory / "tokenizer.json").exists()
+    with naming("its tokenizer"):
+        tokenizer = read_by(PreTrainedTokenizerFast if has_file else AutoTokenizer, directory)
     if not tokenizer.chat_template:
         raise BadModel(
             "its tokenizer has no chat template; take an instruct model, or add chat_template.jinja"
         )
     return tokenizer
+
+
+def read_by(kind, directory, **options):
+    """What a class of transformers reads from a directory. Raises BadModel where that needs code of
+    the directory. (By default transformers asks on standard input whether it may run it.)"""
+    try:
+        return kind.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False, **options
+        )
+    except ValueError as error:
+        if "trust_remote_code" in str(error):
+            raise BadModel("it needs code of its own (auto_map), which is never run") from None
+        raise
 
 
 def check_model(model, tokenizer):
@@ -232,11 +264,16 @@ def best_device():
     return torch.device("cpu")
 
 
+def best_dtype(device):
+    """The type in which models compute: bf16 on a GPU that has it, else fp32."""
+    return torch.float32 if device.type != "cuda" or old_gpu() else torch.bfloat16
+
+
 def use_flex(module, device):
     """Let the models in `module` attend by FlexAttention instead of SDPA with a mask (see
     `policy.tree_blocks`): on a GPU that has bf16 (Ampere or later) and can compile it, where
     transformers has it for the architecture."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
+    if best_dtype(device) == torch.bfloat16:
         for part in module.modules():
             if getattr(part, "_supports_flex_attn", False) and flex_compiles(part.config, device):
                 part.set_attn_implementation("flex_attention")

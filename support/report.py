@@ -14,6 +14,7 @@ from support.files import parse_json, read_json, write_file
 from support.metrics import column, scores_by, warnings_of
 from support.needs import need_of
 from support.rundir import checkpoints, held_out_dialogues, metrics_of, scale_of_run
+from support.settings import old_gpu
 
 import io
 import shlex
@@ -32,12 +33,14 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0, flex=False):
     """What a run prints before its first dialogue: what is trained on whom, and where the files go.
     training, held_out: numbers of users; step: the last step that is done, above 0 in a resumed
     run; flex: does the policy attend by FlexAttention?"""
+    gpu = "" if cfg.toy else old_gpu()
+    in_fp32 = f", in fp32 (no bf16 on {gpu})" if gpu else ""
     start = f"Step {step} is done, going on: " if step > 0 else ""
     on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
     print_folded(
         f"{start}{cfg.algo.upper()} trains {cfg.model} ({cfg.mode}): {cfg.steps} steps of "
         f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}. "
-        f"Engine: {cfg.engine}; attention: {'FlexAttention' if flex else 'SDPA with a mask'}."
+        f"Engine: {cfg.engine}{in_fp32}; attention: {'FlexAttention' if flex else 'SDPA with a mask'}."
     )
     print_folded(
         f"User: {cfg.simulator} (difficulty {cfg.difficulty}, language {cfg.lang}); {training} users "

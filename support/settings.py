@@ -3,7 +3,7 @@
 `Settings` is a dataclass: each field is a setting, with its default and the help text of its flag.
 Then come the defaults that differ between the toy and a real model, the command line, the checks of
 a new run, and the rules of resuming. Nothing here imports torch (except to see whether there is a
-GPU) or a script.
+GPU, and which) or a script.
 """
 
 from support.command_line import (
@@ -109,7 +109,8 @@ class Settings:
         1.0, "sampling temperature, also used to compute the log-probs", above_zero
     )
     engine: str = unset(
-        "what samples (default: vllm for a real model on a GPU, if it is installed; else torch)",
+        "what samples (default: vllm for a real model on a GPU with bf16, if it is installed; else "
+        "torch)",
         choices=["torch", "vllm"],
     )
     engine_memory: float = flag(
@@ -373,10 +374,27 @@ def check(cfg, explicit):
             f"--gamma {cfg.gamma}: with --reward delta it must be 1, or the deltas no longer add "
             "up to how far the emotion came"
         )
-    if cfg.engine == "vllm" and not vllm_is_there():
-        raise BadInput(
-            "--engine vllm: vLLM is not installed; requirements-vllm.txt says what to install"
-        )
+    if cfg.engine == "vllm" and (lack := vllm_lacks()):
+        raise BadInput(f"--engine vllm: {lack}")
+
+
+def vllm_lacks():
+    """What vLLM needs and this machine does not have, or "". A CPU is enough for its CPU build."""
+    if not vllm_is_there():
+        return "vLLM is not installed; requirements-vllm.txt says what to install"
+    gpu = old_gpu()
+    return gpu and f"vLLM needs a GPU with bf16 (Ampere or later), not a {gpu}; take --engine torch"
+
+
+def old_gpu():
+    """The name of this machine's GPU if it is one before Ampere, else "". It has no bf16: torch
+    emulates it there, slowly, and vLLM refuses it."""
+    import torch  # imported late: scoring a result file does not need it
+
+    is_old = torch.cuda.is_available() and not torch.cuda.is_bf16_supported(
+        including_emulation=False
+    )
+    return torch.cuda.get_device_name() if is_old else ""
 
 
 def vllm_is_there():
@@ -384,13 +402,13 @@ def vllm_is_there():
 
 
 def usual_engine(is_toy):
-    """The default engine: vLLM for a real model, if it is installed and there is a GPU; else
-    torch."""
-    if is_toy:
+    """The default engine: vLLM for a real model, if there is a GPU, and nothing that it needs is
+    lacking; else torch."""
+    if is_toy or vllm_lacks():
         return "torch"
-    import torch  # imported late: scoring a result file does not need it
+    import torch
 
-    return "vllm" if vllm_is_there() and torch.cuda.is_available() else "torch"
+    return "vllm" if torch.cuda.is_available() else "torch"
 
 
 # ---------------------------------------------------------------------- settings of a resumed run

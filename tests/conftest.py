@@ -164,9 +164,9 @@ def tiny_tokenizer():
     return make_tiny_tokenizer()
 
 
-def make_tiny_tokenizer(words=()):
+def make_tiny_tokenizer(words=(), split=QWEN_WORDS):
     """A byte-level BPE in the manner of Qwen: three special tokens, <think> and </think> are only
-    text, in several tokens. words: made one token each."""
+    text, in several tokens. words: made one token each; split: into what is encoded apart."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -175,7 +175,7 @@ def make_tiny_tokenizer(words=()):
     bpe.normalizer, bpe.decoder = normalizers.NFC(), decoders.ByteLevel()
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(QWEN_WORDS), "isolated"),
+            pre_tokenizers.Split(Regex(split), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

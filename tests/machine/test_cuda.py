@@ -2,10 +2,13 @@
 device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m gpu`, skipped by
 name where there is none)."""
 
-from support.errors import BadModel
-from support.loading import load_model, use_flex
+from support import loading, report, settings
+from support.errors import BadInput, BadModel
+from support.loading import load_model, use_flex, uses_flex
+from support.settings import Settings, resolve_settings
 
 import asyncio
+import copy
 import sys
 from types import SimpleNamespace
 
@@ -14,6 +17,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+import local
 import models
 import rlver
 from conftest import make_tiny_model
@@ -145,9 +149,10 @@ def test_a_resumed_optimizer_is_where_its_parameters_are(tiny_dir, device):
         "--algo grpo --reward delta --kl-coef 0.1",
     ],
 )
-def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
+def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch, capsys):
     """All else that a run does with tensors: the distance from the start, checkpoints, `--resume`.
-    (FSDP2 moves models to the GPU; here the test does.)"""
+    (FSDP2 moves models to the GPU; here the test does.) It is in fp32, as on an old GPU, and its
+    head says so."""
 
     def masters(module, *_):
         make_masters(module)
@@ -157,14 +162,62 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(models, "make_masters", masters)
     monkeypatch.setattr(models, "load_model", load)
     monkeypatch.setattr(models, "best_device", lambda: torch.device(DEVICE))
+    monkeypatch.setattr(report, "old_gpu", lambda: "Tesla T4")
     monkeypatch.setitem(models.LIMITS, torch.float32, ((1e-3, 1e-2), 1e-3))
     out = tmp_path / "run"
     first = ["--model", tiny_dir, *SMALL, *flags.split(), "--steps", 1, "--out", out]
     with elsewhere():
         assert rlver.main(words(*first)) == 0
         assert go_on(out, "--steps", 2) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.count("Engine: torch, in fp32 (no bf16 on Tesla T4); attention: SDPA") == 2
     assert len(rows(out / "metrics.jsonl")) == 2
     load_model(out / "checkpoint-000002")
+
+
+@fake_cuda
+@pytest.mark.parametrize("old", [True, False])
+def test_a_gpu_before_ampere_computes_in_fp32(old, tiny_model, monkeypatch):
+    """A T4, Colab's: torch says that it has bf16, and emulates it, slower than fp32; vLLM refuses.
+    Trainer, engine and reader ask the same function, and nobody asks a newer GPU twice."""
+    for name, value in {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or not old,
+        "get_device_name": lambda: "Tesla T4",
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # no matter here
+    monkeypatch.setattr(settings, "vllm_is_there", lambda: True)
+    monkeypatch.setattr(loading, "flex_compiles", lambda *_: True)
+    asked = []
+
+    def load(*args, **more):
+        asked.append([*args, *more.values()][-1])
+        raise BadModel("enough")
+
+    for place in (models, local):
+        monkeypatch.setattr(place, "load_model", load)
+    cfg = Settings(model="x/y", lora_rank=4)
+    for use in (
+        lambda: models.Models(cfg, None, None, None, None),
+        lambda: local.load_engine("x/y", 1.0, "policy "),
+        lambda: local.LocalReader("x/y", ["yes"]),
+    ):
+        with pytest.raises(BadModel, match="enough"):
+            use()
+    assert asked == [torch.float32 if old else torch.bfloat16] * 3
+    model = copy.deepcopy(tiny_model)
+    use_flex(model, torch.device("cuda"))
+    assert uses_flex(model) != old
+    assert resolve_settings({}).engine == "torch"
+    assert resolve_settings({"model": "x/y"}).engine == ("torch" if old else "vllm")
+    named = {"model": "x/y", "engine": "vllm"}
+    if old:
+        with pytest.raises(BadInput, match="--engine vllm: .*Tesla T4; take --engine torch"):
+            resolve_settings(named)
+    else:
+        assert resolve_settings(named).engine == "vllm"
 
 
 @fake_cuda
@@ -274,6 +327,7 @@ def test_vllm_takes_what_is_free(tiny_dir, monkeypatch):
     flag that evaluate.py lacks, without the reason, which stands in vLLM's second line."""
 
     def refuse(gpu_memory_utilization, **settings):
+        assert settings["trust_remote_code"] is False
         raise ValueError(f"no room\nin {gpu_memory_utilization:.3g}")
 
     fake = SimpleNamespace(LLM=refuse, SamplingParams=None)

@@ -20,9 +20,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evaluate
 import models
-from conftest import SIZES, make_tiny_model
+from conftest import QWEN_WORDS, SIZES, make_tiny_model, make_tiny_tokenizer
 from engine import TorchEngine
-from local import load_local
+from local import load_engine, load_local
 from policy_and_users import find_weights, load_policy
 from runs import go, go_on, metrics, refuse
 
@@ -110,12 +110,15 @@ def policy_of(path):
 
 
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):
-    """A typing error in a path cost 23 s, and six traces of retries. (The tests are offline.)"""
+    """A typing error in a path cost 23 s, and six traces of retries. But a folder with the owner's
+    name, for another model of theirs, makes no path of a name. (The tests are offline.)"""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "openai-community" / "other").mkdir(parents=True)
     told = "no such directory, and the hub did not provide it"
     with pytest.raises(BadModel, match=f"--model openai-community/gpt2: {told}"):
         load_model("openai-community/gpt2")
-    for path in ("nowhere", "a/b/c", "runs/nowhere", "./nowhere", "/nowhere/a"):
+    paths = "nowhere a/b/c runs/nowhere runs/x/checkpoint-1 ./nowhere ./x/y ../x /nowhere/a x/"
+    for path in paths.split():
         with pytest.raises(BadModel, match="no such directory; "):
             load_model(path)
 
@@ -173,7 +176,112 @@ def test_transformers_4_finds_its_keys(kind, more, tiny_tokenizer, tmp_path):
     assert read.extra_special_tokens == ["<|im_start|>"]
 
 
+CLASSES = [
+    "PreTrainedTokenizerFast",
+    "LlamaTokenizerFast",
+    "LlamaTokenizer",
+    "Qwen2TokenizerFast",
+    "GPT2Tokenizer",
+    "NoSuchTokenizer",
+    None,  # no tokenizer_config.json
+]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_tokens_are_those_of_tokenizer_json(name, tmp_path):
+    """Whatever class tokenizer_config.json names: transformers builds that class from the
+    vocabulary, with the class's own split into words. Of R1-Distill-Llama the policy read
+    "Mysisterforgot", and was scored. From a checkpoint anybody reads the file's tokens, too."""
+    split = QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+    tokenizer = make_tiny_tokenizer(["203", ".\n"], split)
+    config = AutoConfig.for_model("llama", vocab_size=len(tokenizer), **SIZES)
+    for part in (AutoModelForCausalLM.from_config(config), tokenizer):
+        part.save_pretrained(tmp_path)
+    entries("tokenizer_config.json", tokenizer_class=name)(tmp_path)
+    if name is None:
+        (tmp_path / "tokenizer_config.json").unlink()
+    model, read = load_model(tmp_path)
+    write_model(tmp_path / "checkpoint", model, model.state_dict(), read)
+    text = "<|im_start|>user\nMy sister's was on 20312.\n\n  Na\u00efve!<|im_end|>"
+    for found in (read, AutoTokenizer.from_pretrained(tmp_path / "checkpoint")):
+        ids = found.encode(text)
+        assert ids == tokenizer.encode(text) and found.decode(ids) == text
+        assert found.chat_template == tokenizer.chat_template
+        named = found.eos_token_id, found.pad_token_id
+        assert named == (name and (tokenizer.eos_token_id, tokenizer.pad_token_id) or (None, None))
+
+
 # -------------------------------------------------------------------------------- what is refused
+
+
+def by_torch(path):
+    load_engine(path, 1.0, "policy ")
+
+
+def by_vllm(path):
+    load_engine(path, 1.0, "policy ", "vllm")
+
+
+def its_tokenizer(path):
+    (path / "tokenizer.json").unlink()
+    entries("tokenizer_config.json", tokenizer_class="OwnTokenizer")(path)
+    loading.load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    "load, kind, auto_map",
+    [
+        (by_torch, "unknown", {"AutoConfig": "own.X"}),
+        (by_vllm, "unknown", {"AutoConfig": "own.X"}),
+        # one that transformers has, but not as a causal LM
+        (by_torch, "clip_text_model", {"AutoModelForCausalLM": "own.X"}),
+        (its_tokenizer, "unknown", {"AutoTokenizer": ["own.X", "own.X"]}),
+    ],
+)
+def test_code_of_a_directory_is_never_run(load, kind, auto_map, tiny_dir, tmp_path, monkeypatch):
+    """transformers asked on standard input whether it may, and the "y" of a script ran it. Where
+    transformers has a class of its own nobody needs the code, nor where the tokens have a file."""
+    monkeypatch.setattr("builtins.input", lambda question: pytest.fail(question))
+    path = shutil.copytree(tiny_dir, tmp_path / "model")
+    (path / "own.py").write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')")
+    for name in ("config.json", "tokenizer_config.json"):
+        entries(name, auto_map=auto_map)(path)
+    assert load_model(path)
+    entries(model_type=kind)(path)
+    with pytest.raises(BadModel, match="it needs code of its own") as error:
+        load(path)
+    assert "\n" not in str(error.value) and not (tmp_path / "was_run").exists()
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\nsize 4976698672\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "pytorch_model.bin",
+        "tokenizer.json",
+        "tokenizer.model",
+        "config.json",
+        "generation_config.json",  # its stop tokens would be missing, without a word
+        "chat_template.jinja",
+    ],
+)
+def test_a_pointer_of_git_lfs_is_named(name, tiny_dir, tmp_path):
+    """A repository that was cloned without git-lfs: "header too large", and half a sentence."""
+    path = shutil.copytree(tiny_dir, tmp_path / "model")
+    for unread in ("consolidated.safetensors", "a.gguf", "tokenizer.model", "pytorch_model.bin"):
+        (path / unread).write_text(POINTER)
+    assert load_model(path)  # these are not read
+    if name == "tokenizer.model":
+        (path / "tokenizer.json").unlink()
+    elif name.endswith((".bin", "2.safetensors")):
+        (path / "model.safetensors").unlink()
+    (path / name).write_text(POINTER)
+    with pytest.raises(BadModel, match=f": {name} is only a pointer of git-lfs"):
+        load_model(path)
 
 
 def cut_the_weights(path):
@@ -215,8 +323,12 @@ def cut_the_vocabulary(path):
         # transformers would make one up, at random
         (weights(lambda stored: stored.pop("lm_head.weight")), "lm_head.weight"),
         (lambda path: (path / "chat_template.jinja").unlink(), "no chat template"),
+        (lambda path: (path / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda path: (path / "tokenizer.json").write_text('{"model'), "its tokenizer: JSON"),
         # every text would be nothing, and a run would end with a score and exit code 0
         (cut_the_vocabulary, "tokenizer.json is missing"),
+        # every blank would be lost, as quietly
+        (entries("tokenizer.json", pre_tokenizer=None), "into 'Myselfishere'"),
         # transformers would put them on their base, whatever else stands here
         (entries("adapter_config.json", base_model_name_or_path="x/y"), "adapters for x/y"),
         (entries(quantization_config={"quant_method": "fp8"}), "quantized"),
@@ -324,6 +436,24 @@ def test_the_row_of_the_pad_token_is_trained_like_any_other(pad, stored, tmp_pat
 
 
 # ------------------------------------------------------------------------------- models as they come
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("model", ["toy", "x/y"])
+def test_activations_are_kept_where_somebody_asks(model, lora_rank, tiny_dir):
+    """Of a real model they may take more memory than all else; the toy's are few, and to compute
+    them again takes a quarter of its time. Nothing else of a run shows which it is."""
+    for keep in (False, True):
+        cfg = Settings(algo="ppo", model=model, lora_rank=lora_rank, keep_activations=keep)
+        body, _ = load_model(tiny_dir)
+        bodies = [body]
+        if lora_rank:
+            models.build_lora(cfg, body, None)
+        else:
+            _, critic, _ = models.build_full(cfg, body, None, tiny_dir, tiny_dir, torch.float32)
+            bodies.append(critic.body)
+        again = [body.is_gradient_checkpointing for body in bodies]
+        assert again == [model != "toy" and not keep] * len(bodies)
 
 
 @pytest.mark.slow
