@@ -203,9 +203,9 @@ def sign_flips(differences, rng, draws):
 def verdict(difference, low, high, p, n):
     """What a difference says in words: its interval and its p must agree. (The interval is too
     narrow for few users; p cannot be below 0.05 with fewer than six.)"""
-    signs = (not low <= 0 <= high) + (p < 0.05)
-    if signs < 2:
-        return f"no {'clear difference' if signs else 'difference can be told'} at n = {n}"
+    clear = [not low <= 0 <= high, p < 0.05]
+    if not all(clear):
+        return f"no {'clear difference' if any(clear) else 'difference can be told'} at n = {n}"
     if difference > 0:
         return f"after is better by {difference:.1f}, {low:.1f} to {high:.1f}"
     return f"before is better by {-difference:.1f}, {-high:.1f} to {-low:.1f}"
