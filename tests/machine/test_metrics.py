@@ -25,8 +25,10 @@ import models
 import rlver
 from benchmarks import tables
 from emotion import NEEDS
+from result_files import write
 from rollout import Agent, Episode
 from runs import ALGO, go
+from toy import world
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -205,6 +207,18 @@ def test_a_need_that_ppo_has_lost_by_hand():
     assert lost_needs(episodes[:1] + episodes[4:6], needs, failed)["lost_groups"] == 1 / 3
     assert lost_needs([Episode("p", 0, "", reward=0.2)], needs, failed)["lost_groups"] == 0
     assert lost_needs(episodes[-1:], needs, {})["lost_groups"] is None
+
+
+def test_low_dialogues_of_a_need_are_counted_over_steps(tiny_dir, tmp_path, monkeypatch):
+    """Of people whose file names no need, too; a checkpoint keeps the counts for a resumed run."""
+    monkeypatch.setattr(world, "score_reply", lambda *_: (-10, "bad"))
+    people = world.profiles("train", 4)
+    path = write(tmp_path / "p.jsonl", *[{**row, "need": ""} for row in people])
+    rest = write(tmp_path / "q.jsonl", *world.profiles("heldout", 1))
+    flags = [*ALGO["ppo"], "--group-size", 1, "--steps", 2, "--profiles", path, rest]
+    assert go(tiny_dir, tmp_path / "out", *flags) == 0
+    state = read_json(tmp_path / "out" / "checkpoint-000002" / "state.json")
+    assert state["failed"] == {row["need"]: 2 for row in people}
 
 
 @pytest.mark.parametrize(

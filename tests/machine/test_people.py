@@ -89,6 +89,9 @@ def test_one_file_holds_out_all_needs_and_no_persona_twice(
     assert not {p.player for p in train} & {p.player for p in test}
     assert len({p.task for p in test}) * times >= needs and len(test) <= held_out
     assert len({p.task for p in train}) == 8
+    if held_out < 8 * times:  # what is not needed is trained on
+        largest = max(Counter(row["player"] for row in rows).values())
+        assert len(train) + len(test) > len(rows) - largest
     assert users_of_run([path], held_out) == (train, test)  # a resumed run has the same
     path = str(write(tmp_path / "one.jsonl", *[{**row, "player": "Ann"} for row in rows[:6]]))
     with pytest.raises(BadInput, match="two personas or more"):
