@@ -112,7 +112,7 @@ def users_of_run(paths, eval_size):
 
         --profiles       to train on       held out
         none             the toy's 500     the toy's held-out users
-        one file         the rest          a fifth of the personas of each need, or one (draw_heldout)
+        one file         the rest          a fifth of each need's personas, or one (draw_heldout)
         two files        the first file    the second file
 
     No user whose persona is held out of one file is trained on: a score on training users says
