@@ -171,6 +171,7 @@ def compare(path_before, path_after, ids=None, draws=10_000):
     rng = np.random.default_rng(0)
     samples = gains[rng.integers(n, size=(draws, n))]
     low, high = np.percentile(samples.mean(1), [2.5, 97.5]).tolist()
+    p = sign_flips(gains, rng, draws)
     made_before, made_after = (rows[0]["made_by"] for rows in sides)
     return {
         "a": path_before,
@@ -182,9 +183,9 @@ def compare(path_before, path_after, ids=None, draws=10_000):
         "score_b": after.mean(),
         "difference": mean,
         "interval": [low, high],
-        "p": sign_flips(gains, rng, draws),
+        "p": p,
         "n": n,
-        "sentence": verdict(mean, low, high, n),
+        "sentence": verdict(mean, low, high, p, n),
     }
 
 
@@ -200,10 +201,12 @@ def sign_flips(differences, rng, draws):
     return (1 + far.sum()) / (1 + draws)
 
 
-def verdict(difference, low, high, n):
-    """What a difference with its interval says, in words."""
-    if low <= 0 <= high:
-        return f"no difference can be told at n = {n}"
+def verdict(difference, low, high, p, n):
+    """What a difference says in words: its interval and its p must agree. (The interval is too
+    narrow for few users; p cannot be below 0.05 with fewer than six.)"""
+    clear = [not low <= 0 <= high, p < 0.05]
+    if not all(clear):
+        return f"no {'clear difference' if any(clear) else 'difference can be told'} at n = {n}"
     if difference > 0:
         return f"after is better by {difference:.1f}, {low:.1f} to {high:.1f}"
     return f"before is better by {-difference:.1f}, {-high:.1f} to {-low:.1f}"

@@ -7,9 +7,9 @@ step.
 
 from support.errors import BadInput
 from support.files import read_json, read_jsonl
+from support.needs import named_need
 
 import itertools
-import math
 import random
 import re
 from dataclasses import MISSING, dataclass, fields
@@ -69,7 +69,7 @@ ENGLISH_NAMES = {
 
 def load_profiles(path, flag="--profiles"):
     """The profiles of a JSONL file, with released or English field names. flag: the one that named
-    the file, for messages. Only a field with a default may be missing or empty; it then keeps its
+    the file, for messages. Only a field with a default may be missing or blank; it then keeps its
     default. A list may be empty. Raises BadInput, naming the line and the field, and OSError."""
     profiles = {}
     for number, row, problem in read_jsonl(path):
@@ -81,7 +81,7 @@ def load_profiles(path, flag="--profiles"):
             name, kind = member.name, member.type
             value = row.get(name, row.get(ENGLISH_NAMES.get(name)))
             allowed = ALLOWED_VALUES.get(name)
-            if value in (None, ""):
+            if value is None or not str(value).strip():
                 if member.default is MISSING:
                     raise BadInput(f"{where}: field {name!r} is missing or empty")
             elif not isinstance(value, kind) or (allowed and value not in allowed):
@@ -112,13 +112,11 @@ def users_of_run(paths, eval_size):
 
         --profiles       to train on       held out
         none             the toy's 500     the toy's held-out users
-        one file         the rest          a fifth of its personas or fewer, drawn evenly over the needs
+        one file         the rest          a fifth of each need's personas, or one (draw_heldout)
         two files        the first file    the second file
 
-    One file is not cut at its end: sorted by need, it would hold out one need alone. Its personas
-    are drawn with a fixed seed, and no user whose persona is held out is trained on: a score on
-    training users says nothing about others. Raises BadInput, also for two files that share
-    users."""
+    No user whose persona is held out of one file is trained on: a score on training users says
+    nothing about others. Raises BadInput, also for two files that share users."""
     if not paths:
         return toy_profiles("train"), toy_profiles("heldout", eval_size)
     if len(paths) > 2:
@@ -126,14 +124,9 @@ def users_of_run(paths, eval_size):
     train, *test = map(load_profiles, paths)
     test = sum(test, [])
     if not test:
-        mixed = random.Random(0).sample(train, len(train))
-        # Every fifth persona of a list that is sorted by need: so all needs are among them. Where
-        # this would be more than eval_size, fewer: what is not held out can be trained on.
-        by_need = sorted(mixed, key=lambda user: user.need)
-        personas = list(dict.fromkeys(user.player for user in by_need))  # each of them once
-        test_personas = personas[:: max(5, math.ceil(len(train) / eval_size))]
-        test = [user for user in mixed if user.player in test_personas]  # --eval-size cuts below
-        train = [user for user in train if user.player not in test_personas]
+        test = draw_heldout(train, eval_size) or train[:1]  # no need has two personas
+        personas = {user.player for user in test}
+        train = [user for user in train if user.player not in personas]
         if not train:
             raise BadInput(
                 f"--profiles {paths[0]}: two personas or more are needed, to hold one out"
@@ -145,6 +138,21 @@ def users_of_run(paths, eval_size):
             f"to train on; these are in both files: {', '.join(sorted(shared)[:5])}"
         )
     return train, test[:eval_size]
+
+
+def draw_heldout(people, most):
+    """The users to hold out of one file, drawn with a fixed seed. The needs take turns, each gives
+    a fifth of its personas with all their users: with two personas one, and never all, because they
+    are to be trained, too. No more are drawn when there are `most` users. (A persona with users of
+    several needs counts for one of these.)"""
+    personas = [*{user.player: user for user in people}.values()]  # one user of each
+    mixed = random.Random(0).sample(personas, len(personas))
+    turns = itertools.zip_longest(*[group[1::5] for group in by_need(mixed)])
+    drawn = []
+    for one in itertools.chain.from_iterable(turns):
+        if one and len(drawn) < most:
+            drawn += [user for user in people if user.player == one.player]
+    return drawn
 
 
 def held_out_of_run(out, settings):
@@ -182,18 +190,23 @@ def kept_heldout(out, users):
 # ----------------------------------------------------------------------------- the people of a step
 
 
+def by_need(people):
+    """The people of each need, as lists, in the order of the first of each."""
+    of_need = {}
+    for person in people:
+        of_need.setdefault(named_need(person), []).append(person)
+    return of_need.values()
+
+
 def profiles_of_step(people, size, seed, step):
     """The `size` people of a training step (steps count from 1). The needs take turns: with two
     needs, one person of the first, one of the second, the next one of the first, and so on, over
     all steps. The people of a need are shuffled anew whenever all of them have had their turn.
-    People whose need is not named count as one need.
+    People who have none of the eight needs count as one need.
 
     (If users were drawn from all people alike, 8 groups would lack a given need in one step of
     three. Replies to such users could then change for several steps without a reward.)"""
-    of_need = {}  # {need: its people}
-    for person in people:
-        of_need.setdefault(person.need, []).append(person)
-    rounds = zip(*[endless(group, seed) for group in of_need.values()])  # a person of each need
+    rounds = zip(*[endless(group, seed) for group in by_need(people)])  # a person of each need
     visits = itertools.chain.from_iterable(rounds)  # of all steps
     return list(itertools.islice(visits, (step - 1) * size, step * size))
 
@@ -201,4 +214,4 @@ def profiles_of_step(people, size, seed, step):
 def endless(group, seed):
     """The people of one need, again and again, each time in another order."""
     for epoch in itertools.count():
-        yield from random.Random(f"{seed} {epoch}{group[0].need}").sample(group, len(group))
+        yield from random.Random(f"{seed} {epoch}{named_need(group[0])}").sample(group, len(group))

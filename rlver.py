@@ -20,7 +20,7 @@ from support import errors, ranks, report, rundir, settings
 from support.files import digest
 from support.loading import return_freed_memory, uses_flex
 from support.metrics import batch_metrics, summarise
-from support.needs import hidden_need
+from support.needs import hidden_need, named_need
 from support.report import dialogue_text, print_head, print_summary, progress
 
 import signal
@@ -259,7 +259,8 @@ def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
     """The line of metrics.jsonl for a training step. profiles: of its groups; counts: from
     `hold_dialogues`; metrics: from the update."""
     cfg, state = run.cfg, run.state
-    batch = batch_metrics(all_episodes, [profile.need for profile in profiles], cfg)
+    needs = [*map(named_need, profiles)]
+    batch = batch_metrics(all_episodes, needs, cfg, state.setdefault("failed", {}))
     replies = batch["episodes"] * batch["turns"]  # turns: the mean per dialogue
     return {
         "step": state["step"],

@@ -123,7 +123,7 @@ class User:
     async def open(self):
         """Begin the talk: with the profile's own first line if it has one. Returns the line.
         (A user cannot leave with it, so goodbye is ignored.)"""
-        first_line = self.profile.first_talk
+        first_line = self.profile.first_talk.strip()  # as `answer` does
         if first_line:
             self.dialogue.append({"speaker": "me", "text": first_line})
         else:

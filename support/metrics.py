@@ -49,9 +49,9 @@ def summarise(episodes):
     }
 
 
-def batch_metrics(episodes, needs, cfg):
+def batch_metrics(episodes, needs, cfg, failed):
     """The metrics of the `episodes` of a training step: {name: number, or None if it does not
-    apply}. needs: of the people of groups 0, 1, 2, ...; cfg: the Settings of the run."""
+    apply}. needs, failed: see `lost_needs`; cfg: the Settings of the run."""
     summary = summarise(episodes)
     turns = [turn for e in episodes for turn in e.turns]
     return {
@@ -63,7 +63,7 @@ def batch_metrics(episodes, needs, cfg):
         "turns": len(turns) / len(episodes),
         # thoughts that were taken out of replies in direct mode
         "stray_thoughts": 0 if cfg.think else sum(bool(turn.thought) for turn in turns),
-        **(lost_needs(episodes, needs) if cfg.algo == "ppo" else zero_std_shares(episodes)),
+        **(lost_needs(episodes, needs, failed) if cfg.algo == "ppo" else zero_std_shares(episodes)),
         # of the replies that the user heard
         **signs([[t.reply for t in e.turns if t.emotion is not None] for e in episodes]),
     }
@@ -82,15 +82,19 @@ def zero_std_shares(episodes):
     return {"zero_std_groups": len(zero_std) / n, "lost_groups": lost / n}
 
 
-def lost_needs(episodes, needs):
+def lost_needs(episodes, needs, failed):
     """In the place of `zero_std_shares` for PPO, which compares no dialogues: "lost_groups" is the
-    share of the needs whose dialogues all have a reward below 0.2. Only needs with eight dialogues or
-    more are counted, because fewer may all be low by chance: a step of 64 dialogues has eight of each
-    need. needs: of the people of groups 0, 1, 2, ...; "" if it has no name."""
-    rewards_of = {}
+    share of the needs whose last 16 dialogues or more all had a reward below 0.2, None without a
+    need. It is 0 where most dialogues of this step have one, because then no need is worse than
+    others. needs: of the people of groups 0, 1, 2, ...; "" if it has no name. failed: {need: how
+    many of its last dialogues had such a reward}, of the steps before; it is brought up to date.
+
+    (A step of the paper has four dialogues of a need, which may all be low by chance.)"""
     for episode in episodes:
-        rewards_of.setdefault(needs[episode.group], []).append(episode.reward)
-    lost = [max(some) < 0.2 for need, some in rewards_of.items() if need and len(some) >= 8]
+        if need := needs[episode.group]:
+            failed[need] = failed.get(need, 0) + 1 if episode.reward < 0.2 else 0
+    most_are_low = np.median([episode.reward for episode in episodes]) < 0.2
+    lost = [count >= 16 and not most_are_low for count in failed.values()]
     return {"zero_std_groups": None, "lost_groups": np.mean(lost) if lost else None}
 
 

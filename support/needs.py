@@ -26,10 +26,19 @@ def need_of(task, need=""):
     as in our profiles; else by its `task`, a sentence of NEEDS or one that has the WORDS. ("other",
     "other") if it is none of the eight."""
     if need not in NEEDS:
-        matches = [name for name, sentences in NEEDS.items() if task in sentences.values()]
-        matches += [name for name in WORDS if re.search(WORDS[name], task or "", re.IGNORECASE)]
-        need = matches[0] if matches else "other"
+        matches = (
+            name
+            for name, words in WORDS.items()
+            if task in NEEDS[name].values() or re.search(words, task or "", re.IGNORECASE)
+        )
+        need = next(matches, "other")
     return need, "rational" if need in RATIONAL else "emotional" if need in NEEDS else "other"
+
+
+def named_need(profile):
+    """The name of this person's need, or "" if it is none of the eight."""
+    name, _ = need_of(profile.task, profile.need)
+    return name if name in NEEDS else ""
 
 
 def hidden_need(profile):

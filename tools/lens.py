@@ -15,7 +15,7 @@ from support.command_line import SCRIPTED, Parser, natural, positive, split_name
 from support.errors import MAX_LOST, BadInput, SimulatorFailed, TooManyLost
 from support.files import append_line, lock, read_jsonl, write_file
 from support.loading import load_model
-from support.needs import need_of
+from support.needs import named_need, need_of
 from support.ranks import join_ranks
 from support.rundir import checkpoints, held_out_dialogues, settings_of_run
 from support.settings import Settings
@@ -281,6 +281,7 @@ def write_page(step, group, around, out):
     need, _ = need_of(profile.task, profile.need)
     clipped = [tokens["clipped"] for dialogues in step.groups.values() for _, tokens in dialogues]
     values = dict(title=out.name, group=group, profile=profile, need=need, around=around)
+    values["named_need"] = named_need
     values["largest"] = max(tokens["move"].abs().max().item() for _, tokens in group) or 1.0
     values["clipped"] = torch.cat(clipped)
     template = TEMPLATE.read_text("utf-8")

@@ -22,6 +22,7 @@ or another --simulator or --reader, is other-user; all else is same-user.
 
 from support.command_line import SCRIPTED, positive
 from support.errors import BadInput, SimulatorFailed
+from support.needs import named_need
 from support.settings import add_settings
 
 import asyncio
@@ -223,7 +224,7 @@ def one_of_each_need(rows, profiles):
     people, chosen = {profile.id: profile for profile in profiles}, {}
     for row in rows:
         profile = people[row["profile_id"]]
-        chosen.setdefault(profile.need or profile.id, (profile, row))
+        chosen.setdefault(named_need(profile) or profile.id, (profile, row))
     return list(chosen.values())[:8]
 
 

@@ -188,7 +188,7 @@ def test_an_evaluation_meets_whom_the_run_held_out_and_nobody_else(trained, tmp_
         is_own = dialogue["first_line"] == "My own line."
         assert is_own == (dialogue["split"] == "heldout")
     told = read_json(trained / "heldout.json")
-    assert told["ids"] == ["toy-train-0009"]
+    assert told["ids"] == ["toy-train-0003"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -208,14 +208,14 @@ def test_other_held_out_users_are_refused(trained, tmp_path, capsys):
     people. An evaluation meets the one whom the run has kept."""
     path = tmp_path / "people.jsonl"
     text = path.read_text()
-    others = [line for line in text.splitlines(keepends=True) if "toy-train-0009" not in line]
+    others = [line for line in text.splitlines(keepends=True) if "toy-train-0003" not in line]
     path.write_text("".join(others))
     resume = ["--resume", str(trained), "--steps", "2"]
     assert rlver.main(resume) == 2
     err = capsys.readouterr().err.strip().split("\n")[-1]
     assert "the profiles have changed since the run began" in err
     assert measured(tmp_path, "--policy", trained) == 0
-    assert [row["id"] for row in rows(tmp_path / "r.jsonl")] == ["toy-train-0009"]
+    assert [row["id"] for row in rows(tmp_path / "r.jsonl")] == ["toy-train-0003"]
     path.write_text(text)
     assert rlver.main(resume) == 0
 

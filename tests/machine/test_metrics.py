@@ -17,13 +17,18 @@ from support.metrics import (
 from support.rundir import metrics_of
 from support.settings import Settings
 
+import random
+
 import pytest
 
 import models
 import rlver
 from benchmarks import tables
+from emotion import NEEDS
+from result_files import write
 from rollout import Agent, Episode
 from runs import ALGO, go
+from toy import world
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -183,17 +188,61 @@ def test_groups_without_variance_by_hand():
 
 
 def test_a_need_that_ppo_has_lost_by_hand():
-    """PPO compares no dialogues, so it is asked by needs: eight dialogues of one need, below 0.2 and
-    not equal, are a lost need; one of 0.2 among them is enough for none. Seven dialogues do not
-    count, and neither do people whose need has no name."""
-    needs = ["praise", "listen", "advise", "praise", ""]
-    counts = {0: 5, 3: 3, 1: 7, 4: 9}
-    low = [(group, 0.01 * k) for group in counts for k in range(counts[group])]
-    for more, lost in (([(2, 0.9)] * 8, 1 / 2), ([(3, 0.2)], 0), ([], 1)):
-        episodes = [Episode("p", group, "", reward=reward) for group, reward in [*low, *more]]
-        of_ppo = batch_metrics(episodes, needs, Settings(algo="ppo"))
-        assert of_ppo["zero_std_groups"] is None and of_ppo["lost_groups"] == lost
-    assert lost_needs(episodes[:7], needs)["lost_groups"] is None
+    """PPO compares no dialogues, so it is asked by needs: a need whose last sixteen dialogues or
+    more, over steps, were all below 0.2 is lost, equal or not; one of 0.2 among them brings it
+    back. Fifteen do not count, and neither do people whose need has no name. A step of the paper
+    has four dialogues of a need, so a rule for one step could never fire."""
+    needs = ["praise", "listen", "advise", ""]
+    rewards = {0: [0.0, 0.01, 0.02, 0.19], 1: [0.5] * 4, 2: [0, 0, 0, 0.2], 3: [0.0] * 4}
+    failed, found = {}, []
+    episodes = [Episode("p", k, "", reward=r) for k in rewards for r in rewards[k]]
+    for _ in range(5):
+        step = [*episodes, *episodes[4:8] * 2]  # most dialogues are good
+        of_ppo = batch_metrics(step, needs, Settings(algo="ppo"), failed)
+        assert of_ppo["zero_std_groups"] is None
+        found.append(of_ppo["lost_groups"])
+    assert found == [0, 0, 0, 1 / 3, 1 / 3] and failed == {"praise": 20, "listen": 0, "advise": 0}
+    # where most dialogues of a step are low, no need is worse than others; a good one ends it
+    assert lost_needs(episodes[:1] * 3 + episodes[4:6], needs, failed)["lost_groups"] == 0
+    assert lost_needs(episodes[:1] + episodes[4:6], needs, failed)["lost_groups"] == 1 / 3
+    assert lost_needs([Episode("p", 0, "", reward=0.2)], needs, failed)["lost_groups"] == 0
+    assert lost_needs(episodes[-1:], needs, {})["lost_groups"] is None
+
+
+def test_low_dialogues_of_a_need_are_counted_over_steps(tiny_dir, tmp_path, monkeypatch):
+    """Of people whose file names no need, too; a checkpoint keeps the counts for a resumed run."""
+    monkeypatch.setattr(world, "score_reply", lambda *_: (-10, "bad"))
+    people = world.profiles("train", 4)
+    path = write(tmp_path / "p.jsonl", *[{**row, "need": ""} for row in people])
+    rest = write(tmp_path / "q.jsonl", *world.profiles("heldout", 1))
+    flags = [*ALGO["ppo"], "--group-size", 1, "--steps", 2, "--profiles", path, rest]
+    assert go(tiny_dir, tmp_path / "out", *flags) == 0
+    state = read_json(tmp_path / "out" / "checkpoint-000002" / "state.json")
+    assert state["failed"] == {row["need"]: 2 for row in people}
+
+
+@pytest.mark.parametrize(
+    "low, of_praise, warned",
+    [
+        (0.05, 1.0, True),  # lost at the paper's batch of 32, four dialogues of each need
+        (0.4, 1.0, True),
+        (0.2, 0.6, False),  # a hard need
+        (0.5, 0.5, False),
+        (0.85, 0.85, False),  # before training nearly all fail
+        (1.0, 1.0, False),
+    ],
+)
+def test_a_lost_need_is_told_from_bad_luck(low, of_praise, warned):
+    """Against simulation, 40 steps of ten runs. low, of_praise: the probability that a dialogue is
+    low. Alone, four low dialogues of a need are nothing: at 0.5 every third step has some."""
+    for seed in range(10):
+        rng, failed, rows = random.Random(seed), {}, []
+        for step in range(40):
+            chances = [of_praise if need == "praise" else low for need in [*NEEDS] * 4]
+            rewards = [0.1 if rng.random() < chance else 0.9 for chance in chances]
+            episodes = [Episode("p", k, "", reward=r) for k, r in enumerate(rewards)]
+            rows.append({"step": step, **lost_needs(episodes, [*NEEDS] * 4, failed)})
+        assert ("lost need" in warnings_of(rows)) == warned
 
 
 def test_signs_by_hand():

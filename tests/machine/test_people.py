@@ -8,6 +8,7 @@ from support.results import read_results
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -33,7 +34,7 @@ CHAT = PROFILES / "en_chat.jsonl"
 def test_every_user_is_visited_once_per_pass():
     """Drawing with replacement would train on some users three times and on a third never. And a
     step's users follow from its number alone, or a resumed run would meet others."""
-    folk = [SimpleNamespace(id=i, need="") for i in range(7)]
+    folk = [SimpleNamespace(id=i, need="", task="") for i in range(7)]
 
     def ids(count, seed, step):
         return [who.id for who in profiles_of_step(folk, count, seed, step)]
@@ -46,31 +47,64 @@ def test_every_user_is_visited_once_per_pass():
     assert sorted(ids(14, 5, 1)) == sorted([*range(7)] * 2)  # more dialogues than users
 
 
-def test_every_step_has_all_needs():
+@pytest.mark.parametrize("is_named", [True, False])
+def test_every_step_has_all_needs(is_named):
     """Without it a need was in no batch of a few steps running, what is said to its users changed
     unpaid, and one run of eleven lost a need for ever. Of each need everybody is met once a
-    pass."""
+    pass. Released people have no `need`: eight of a step had 5.3 different tasks on average."""
     folk = toy_profiles("train", 24)  # three of each of eight needs
+    if not is_named:
+        folk = [replace(person, need="") for person in folk]
     steps = [profiles_of_step(folk, 8, 0, step) for step in range(1, 4)]
-    assert all(len({person.need for person in step}) == 8 for step in steps)
+    assert all(len({person.task for person in step}) == 8 for step in steps)
     assert len({person.id for step in steps for person in step}) == 24
 
 
+def test_whom_a_step_meets_stays():
+    """A run of another version with the same seed meets the same people in the same order: the
+    toy's, and people without a need."""
+    for people, wanted in (
+        (toy_profiles("train"), "0448 0257 0002 0291 0420 0317 0430 0215"),
+        (load_profiles(CHAT), "12 09 22 06 16 14 11 07"),
+    ):
+        met = [person.id for step in (1, 2) for person in profiles_of_step(people, 4, 0, step)]
+        assert [one.split("-")[-1] for one in met] == wanted.split()
+
+
+@pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("held_out, needs", [(128, 8), (7, 7), (1, 1)])
 @pytest.mark.parametrize("times", [1, 2])
-def test_one_file_holds_out_all_needs_and_no_persona_twice(held_out, needs, times, tmp_path):
+@pytest.mark.parametrize("count", [16, 120])
+def test_one_file_holds_out_all_needs_and_no_persona_twice(
+    count, times, held_out, needs, is_named, tmp_path
+):
     """The last fifth of a file sorted by need had two needs of eight, and of personas with two
-    users one was trained on and one held out: part of the score was memory."""
-    people = sorted(world.profiles("train", 120), key=lambda row: row["need"])
-    rows = [{**row, "id": f"{row['id']}-{i}"} for i in range(times) for row in people]
+    users one was trained on and one held out: part of the score was memory. Every fifth persona of
+    sixteen people had four needs of eight."""
+    people = sorted(world.profiles("train", count), key=lambda row: row["need"])
+    need = {} if is_named else {"need": ""}
+    rows = [{**row, **need, "id": f"{row['id']}-{i}"} for i in range(times) for row in people]
     path = str(write(tmp_path / "p.jsonl", *rows))
     train, test = users_of_run([path], held_out)
     assert not {p.player for p in train} & {p.player for p in test}
-    assert len({p.need for p in test}) * times >= needs and len(test) <= held_out
+    assert len({p.task for p in test}) * times >= needs and len(test) <= held_out
+    assert len({p.task for p in train}) == 8
+    if held_out < 8 * times:  # what is not needed is trained on
+        largest = max(Counter(row["player"] for row in rows).values())
+        assert len(train) + len(test) > len(rows) - largest
     assert users_of_run([path], held_out) == (train, test)  # a resumed run has the same
     path = str(write(tmp_path / "one.jsonl", *[{**row, "player": "Ann"} for row in rows[:6]]))
     with pytest.raises(BadInput, match="two personas or more"):
         users_of_run([path], held_out)
+
+
+def test_the_shipped_files_hold_out_every_need_that_has_two_people():
+    """A need with one person is trained on; where no need has two people, one is held out."""
+    for name, needs in (("en_train", 8), ("zh_train", 2), ("en_test", 1), ("en_chat", 1)):
+        path = PROFILES / f"{name}.jsonl"
+        train, test = users_of_run([path], 100)
+        assert len({p.need for p in test}) == needs
+        assert {p.id for p in train + test} == {p.id for p in load_profiles(path)}
 
 
 def test_a_persona_in_both_files_is_said(tiny_dir, tmp_path, capfd):

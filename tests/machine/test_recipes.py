@@ -6,6 +6,7 @@ from support.settings import make_parser, resolve_settings
 
 import os
 import re
+import shutil
 import subprocess
 from collections import defaultdict
 
@@ -32,6 +33,20 @@ COMMANDS = [  # words behind the name of the recipe, and how often each program 
 def test_every_recipe_is_tried():
     names = {command.split()[0] for command, _ in COMMANDS}
     assert names == {path.name for path in ROOT.glob("recipes/*.sh")}
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_a_checkout_on_windows_runs_under_wsl(tmp_path):
+    """Git for Windows writes its own line ends into texts; bash could not read four recipes."""
+    recipe = tmp_path / "transfer.sh"
+    shutil.copy(ROOT / ".gitattributes", tmp_path)
+    shutil.copy(ROOT / "recipes" / recipe.name, recipe)
+    git = ["git", "-C", tmp_path, "-c", "core.autocrlf=true"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "."], check=True, capture_output=True)
+    recipe.unlink()
+    subprocess.run([*git, "checkout-index", "-a"], check=True)
+    assert b"\r" not in recipe.read_bytes()
 
 
 @pytest.mark.parametrize("command, calls", COMMANDS, ids=[command for command, _ in COMMANDS])

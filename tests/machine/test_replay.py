@@ -3,6 +3,7 @@ replayed."""
 
 import asyncio
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -88,6 +89,14 @@ def test_the_numbers_of_a_table_are_those_by_hand():
         {"a": [[(40, 5), (30, -10)], [gone]], "b": [[(38, 3), gone], [(31, 2)]]}, ""
     )
     assert table == {"a": [50, 100, 100, 0, 2], "b": [100, 0, 100, 2, 2]}
+
+
+def test_the_first_of_each_need_is_heard_whether_or_not_its_file_names_it():
+    """Released people have no `need`: each counted as a need of its own."""
+    people = sorted(toy_profiles("heldout", 16), key=lambda person: person.need)  # two of each
+    said = [{"profile_id": person.id} for person in people]
+    for folk in (people, [replace(person, need="") for person in people]):
+        assert replay.one_of_each_need(said, folk) == list(zip(folk, said))[::2]
 
 
 # -------------------------------------------------------------- would another user accept the replies?

@@ -165,6 +165,25 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(tmp_path, capsys):
     assert "no difference can be told at n = 40" in said
 
 
+@pytest.mark.parametrize(
+    "gains, said",
+    [
+        ([1, 2], "no clear difference at n = 2"),
+        ([1, 5, 20], "no clear difference at n = 3"),
+        ([1, 1, 1, 1, 1], "no clear difference at n = 5"),  # p is 1/16 at least
+        ([1, 2, 3, 4, 5, 6], "after is better by 3.5, 2.2 to 4.8"),
+        ([-1, -2, -3, -4, -5, -6], "before is better by 3.5, 2.2 to 4.8"),
+        ([20, 20, 20, 20, -10, -15, 5, 1], "no difference can be told at n = 8"),
+        ([9, 9, 9, 1, 1, 0, -1], "no clear difference at n = 7"),  # +0.7 to +7.3, p = 0.06
+    ],
+)
+def test_interval_and_p_must_agree_on_a_verdict(gains, said, tmp_path):
+    """The bootstrap's interval is too narrow for few users: two users who ended 1 and 2 higher were
+    "better by 1.5", p = 0.5. Without any difference 43 of 100 such pairs were."""
+    before, after = side(tmp_path, "a", [40] * len(gains)), [40 + gain for gain in gains]
+    assert compare(before, side(tmp_path, "b", after))["sentence"] == said
+
+
 def test_only_common_users_are_compared(tmp_path):
     first = side(tmp_path, "first", [50] * 10)
     assert compare(first, side(tmp_path, "other", [50] * 10, first=5))["n"] == 5

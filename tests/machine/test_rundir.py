@@ -123,6 +123,32 @@ def test_rewards_are_the_final_emotion_and_replay_exactly(whole):
     assert told == pytest.approx({step: mean(of_step) for step, of_step in rewards.items()})
 
 
+def test_the_numbers_of_a_step_are_per_reply(whole):
+    """They were divided by the mean of replies in a dialogue, not by their number: "cut" was
+    above 1."""
+    out = whole("grpo")
+    for row in metrics(out):
+        turns = [
+            len(d["turns"])
+            for d in rows(out / "dialogues.jsonl")
+            if d["step"] == row["step"] and d["split"] == "train"
+        ]
+        assert row["reply_tokens"] == pytest.approx(row["tokens_trained"] / sum(turns))
+        assert row["turns"] == mean(turns) and 0 <= row["cut"] <= 1
+
+
+def test_the_seconds_of_a_run_are_those_of_its_steps(whole, tmp_path):
+    """The sums in summary.json begin at 0, and the longest is not longer than all."""
+    seconds = read_json(whole("grpo") / "summary.json")["seconds"]
+    of_steps = sum(row["seconds"] for row in rows(whole("grpo") / "metrics.jsonl"))
+    assert seconds["rollout"] + seconds["update"] == pytest.approx(of_steps)
+    assert seconds["simulator"] <= seconds["rollout"] and seconds["evaluate"] <= seconds["total"]
+    run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
+    run.restore(None, [], {})
+    run.close()
+    assert run.state["seconds"] == dict.fromkeys(seconds, 0)
+
+
 def test_the_summary_is_what_the_dialogues_say(whole):
     """A score that cannot be computed again from the log is a claim. Before and after, from
     dialogues.jsonl alone."""

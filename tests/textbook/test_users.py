@@ -5,14 +5,16 @@
 
 from support.errors import BadInput
 
+import asyncio
 import json
 
 import pytest
 
-from answering import LIN
+from answering import LIN, Model
 from people import Profile, load_profiles, toy_profiles
 from players import check_playable, make_simulator
 from result_files import write
+from simulator import Simulator, User
 
 
 def test_an_example_by_hand(tmp_path):
@@ -47,12 +49,36 @@ def test_only_a_newline_ends_a_line_of_jsonl(tmp_path):
     assert load_profiles(write(tmp_path / "a.jsonl", {**LIN, "scene": scene}))[0].scene == scene
 
 
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("Hello there.", "Hello there."),
+        ("Hello there. \r\n", "Hello there."),
+        ("\u3000Hello \n there.\t", "Hello \n there."),
+        ("", "Go on."),  # none: the model makes one
+        (" \n", "Go on."),
+        ("\u3000", "Go on."),
+    ],
+)
+def test_a_first_line_is_said_without_white_space_at_its_ends(line, said, tmp_path):
+    """As all later lines are: a chat template that trims, such as Llama's, would write another
+    prompt than ours. A blank line was said as it is. The profile keeps what stands in the file, or
+    the digest of the users in result files would be another one."""
+    for name in ("first_talk", "first_line"):
+        (profile,) = load_profiles(write(tmp_path / "p.jsonl", {**LIN, name: line}))
+        user = User(Simulator(Model(), "en", "vanilla"), profile)
+        assert asyncio.run(user.open()) == said == user.dialogue[0]["text"]
+        assert profile.first_talk == (line if line.strip() else "")
+
+
 BAD_FILES = {
     "empty": ([], ["holds no profile"]),
     "half-written": ([LIN, json.dumps({**LIN, "id": "p-2"})[:90]], ["line 2", "half-written"]),
     "not an object": ([LIN, [1]], ["line 2", "object"]),
     "no task": ([LIN, {"id": "p-2"}], ["line 2", "'player'", "missing"]),
     "empty field": ([{**LIN, "scene": ""}], ["line 1", "'scene'", "empty"]),
+    "blank persona": ([{**LIN, "player": " \u3000"}], ["line 1", "'player'", "empty"]),
+    "blank need": ([{**LIN, "task": "\r\n"}], ["line 1", "'task'", "empty"]),
     "number": ([{**LIN, "id": 7}], ["line 1", "'id'", "is 7", "a str"]),
     "text for a list": ([{**LIN, "cha_group": "内向"}], ["line 1", "'cha_group'", "list"]),
     "twice": ([LIN, {**LIN, "id": "p-2"}, LIN], ["line 3", "'p-1'", "earlier line"]),
