@@ -314,7 +314,6 @@ def build_lora(cfg, model, tensors):
     base = SharedBase(
         Policy(model, cfg.temperature),
         rank=cfg.lora_rank,
-        alpha=cfg.lora_alpha,
         critic=cfg.algo == "ppo",
         seed=cfg.seed,
     )
