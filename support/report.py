@@ -28,16 +28,16 @@ from emotion import BENCHMARK, scale_in_words
 # --------------------------------------------------------------------------------- on the terminal
 
 
-def print_head(cfg, out, training, held_out, ranks=1, step=0, flex=False):
+def print_head(cfg, out, training, held_out, ranks=1, step=0):
     """What a run prints before its first dialogue: what is trained on whom, and where the files go.
     training, held_out: numbers of users; step: the last step that is done, above 0 in a resumed
-    run; flex: does the policy attend by FlexAttention?"""
+    run."""
     start = f"Step {step} is done, going on: " if step > 0 else ""
     on_ranks = f", on {ranks} ranks" if ranks > 1 else ""
     print_folded(
         f"{start}{cfg.algo.upper()} trains {cfg.model} ({cfg.mode}): {cfg.steps} steps of "
         f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}. "
-        f"Engine: {cfg.engine}; attention: {'FlexAttention' if flex else 'SDPA with a mask'}."
+        f"Engine: {cfg.engine}."
     )
     print_folded(
         f"User: {cfg.simulator} (difficulty {cfg.difficulty}, language {cfg.lang}); {training} users "
