@@ -32,6 +32,8 @@ from torch import nn
 
 from policy import Critic
 
+ALPHA = 32  # B A is scaled by ALPHA / r ("LoRA Without Regret")
+
 
 class LoraLinear(nn.Linear):
     """A frozen linear layer with a pair of adapters A, B for each of `names` ("policy", "critic").
@@ -44,11 +46,11 @@ class LoraLinear(nn.Linear):
     B starts at zero, so dL/dA does too: in the first step A only decays. dL/dW is not needed:
     forward and backward pass take 4 floating-point operations a token and parameter of W, not 6."""
 
-    def __init__(self, linear, rank, alpha, names, rng, switch):
+    def __init__(self, linear, rank, names, rng, switch):
         # nn.Linear makes a weight, which is replaced at once; on "meta" it takes no memory
         super().__init__(linear.in_features, linear.out_features, device="meta")
         self.weight, self.bias = linear.weight, linear.bias
-        self.scale = alpha / rank
+        self.scale = ALPHA / rank
         self.switch = switch
         self.lora_A, self.lora_B = nn.ParameterDict(), nn.ParameterDict()
         device = linear.weight.device
@@ -69,7 +71,7 @@ class LoraLinear(nn.Linear):
         return y + self.scale * F.linear(F.linear(x, A), B)
 
 
-def add_adapters(model, rank, alpha, names=("policy",), seed=0):
+def add_adapters(model, rank, names=("policy",), seed=0):
     """Freeze `model`, in place, and give every linear layer of its blocks the adapters `names`. By
     `seed` they are the same on every rank. Returns their switch, with none in use. Raises BadInput
     if there are no such layers, if one of them is smaller than `rank`, or if there are experts
@@ -101,7 +103,7 @@ def add_adapters(model, rank, alpha, names=("policy",), seed=0):
     rng = torch.Generator().manual_seed(seed)
     switch = SimpleNamespace(active=None)
     for parent, name, layer in layers:
-        setattr(parent, name, LoraLinear(layer, rank, alpha, names, rng, switch))
+        setattr(parent, name, LoraLinear(layer, rank, names, rng, switch))
     return switch
 
 
@@ -140,16 +142,16 @@ def merge(named_tensors, model):
 
 
 class SharedBase(nn.Module):
-    """Policy, critic and reference on one frozen base, with adapters of `rank` and `alpha`.
+    """Policy, critic and reference on one frozen base, with adapters of `rank`.
 
     They are one module because of FSDP2: a transformer block can be a part of one sharded module
     only, and weights are gathered only by that module's forward(). So everything goes through the
     forward() here; ppo.py and grpo.py are given an `AdapterView` of each part."""
 
-    def __init__(self, policy, rank, alpha, critic=False, seed=0):
+    def __init__(self, policy, rank, critic=False, seed=0):
         super().__init__()
         names = ("policy", "critic") if critic else ("policy",)
-        self.switch = add_adapters(policy.model, rank, alpha, names, seed)
+        self.switch = add_adapters(policy.model, rank, names, seed)
         self.policy = policy
         # the critic's body is the base itself and no copy; only its head is new
         self.critic = Critic(policy.model) if critic else None
@@ -224,7 +226,7 @@ class AdapterView:
                 "task_type": "CAUSAL_LM",
                 "base_model_name_or_path": cfg.model,
                 "r": cfg.lora_rank,
-                "lora_alpha": cfg.lora_alpha,
+                "lora_alpha": ALPHA,
                 "target_modules": sorted({name.split(".")[-3] for name in tensors}),
             },
         )

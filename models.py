@@ -18,7 +18,6 @@ from support.loading import (
     load_tensors,
     load_tokenizer,
     stop_ids,
-    use_flex,
     write_model,
 )
 from support.ranks import (
@@ -138,7 +137,6 @@ class Models:
         self.policy, self.critic, self.reference = parts
         for module in filter(None, masters):
             make_masters(module, self.device.type, self.dtype)
-            use_flex(module, self.device)
 
         # 4. Optimizers, of the parameters that step 3 has made.
         self.optimizer = adamw(self.policy, cfg.lr)
@@ -315,7 +313,6 @@ def build_lora(cfg, model, tensors):
     base = SharedBase(
         Policy(model, cfg.temperature),
         rank=cfg.lora_rank,
-        alpha=cfg.lora_alpha,
         critic=cfg.algo == "ppo",
         seed=cfg.seed,
     )

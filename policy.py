@@ -8,7 +8,6 @@ Run it alone to see how one dialogue is packed:  python policy.py
 """
 
 from support.command_line import Parser
-from support.loading import uses_flex
 from support.ranks import all_gather_list
 
 import math
@@ -141,9 +140,8 @@ def dummy_batch():
     """A batch in which the policy samples nothing, so that its loss and its gradient are zero.
 
     A rank with fewer micro-batches than another runs it instead: a forward pass of a sharded model
-    is a collective, so all ranks must make equally many. (FlexAttention would be compiled again for
-    less than two blocks of 128 tokens.)"""
-    return pack([Episode("dummy", -1, "", segments=[Segment([0] * 256)])])
+    is a collective, so all ranks must make equally many."""
+    return pack([Episode("dummy", -1, "", segments=[Segment([0, 0])])])
 
 
 def split_batch(episodes, batch_size, n_minibatches, max_tokens, seed, device, reward="terminal"):
@@ -200,47 +198,17 @@ def tree_mask(branch):
     return (visible | torch.eye(length, dtype=torch.bool, device=branch.device))[:, None]
 
 
-def tree_predicate(branch):
-    """`tree_mask` as a function of two tokens, for FlexAttention: sees(_, _, q, k) is True where query
-    q sees key k. Both are indices into all rows, one behind the other."""
-    row = torch.arange(branch.numel(), device=branch.device) // branch.shape[1]  # [B L]
-    # a copy: for a view the shape of what is viewed counts too, and `sees` would be compiled anew
-    branch = branch.flatten().clone()  # [B L]
-
-    def sees(_row, _head, q, k):
-        in_tree = (branch[k] == 0) | (branch[k] == branch[q])
-        return ((row[k] == row[q]) & (k <= q) & in_tree & (branch[q] >= 0)) | (k == q)
-
-    return sees
-
-
-def tree_blocks(branch):
-    """`tree_mask` as a BlockMask of one row of B L tokens: a list of the blocks of 128 x 128 pairs in
-    which some token sees another. FlexAttention computes only these, and no tensor has L x L entries:
-    compiled, `create_block_mask` makes none either."""
-    from torch.nn.attention.flex_attention import create_block_mask  # here: it is for a GPU
-
-    length = branch.numel()
-    compiled = torch.compile(create_block_mask)
-    return compiled(tree_predicate(branch), None, None, length, length, device=branch.device)
-
-
 # ----------------------------------------------------------------------------- log-probs and values
 
 
 def hidden_at_actions(body, batch):
     """Hidden states that *predict* the policy's tokens, [N, H]: one place before them in memory."""
-    shape, mask = batch.ids.shape, tree_mask
-    if uses_flex(body):
-        # One row behind the other: FlexAttention is compiled for a shape, and so only one number
-        # varies. It is compiled for the first length and then once more, for all lengths.
-        shape, mask = (1, -1), tree_blocks
     hidden = body(
-        input_ids=batch.ids.view(shape),
-        position_ids=batch.positions.view(shape),
-        attention_mask=mask(batch.branch),
+        input_ids=batch.ids,
+        position_ids=batch.positions,
+        attention_mask=tree_mask(batch.branch),
         use_cache=False,
-    ).last_hidden_state.view(*batch.ids.shape, -1)
+    ).last_hidden_state
     # hidden[:, i] predicts token i + 1: [B, L-1, H] -> [N, H]
     return hidden[:, :-1][batch.action_mask[:, 1:]]
 

@@ -33,6 +33,7 @@ from itertools import islice
 import torch
 import torch.nn.functional as F
 
+VALUE_CLIP = 0.5  # how far a value may move from the old one; only with several mini-batches
 MAX_GRAD_NORM = 1.0  # the gradients of policy and critic are each clipped to this norm
 
 
@@ -292,7 +293,7 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     old_log_probs  log pi_old of all micro-batches before the first step, a list of [B, L], scored
                    by the trainer, not by the engine
     advantages     a list of [B, L], one per micro-batch
-    cfg            the settings clip_eps, entropy_coef, kl_coef, kl_estimator, value_clip
+    cfg            the settings clip_eps, entropy_coef, kl_coef, kl_estimator
     ref            log pi_ref, likewise; None if kl_coef is 0
     old_values     V_old, likewise; None for GRPO
     returns        R, likewise; None for GRPO: the critic is stepped only if they are given
@@ -337,7 +338,7 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
             (loss / tokens * models.world_size).backward()
             if critic:
                 values = critic(batch)
-                critic_loss = value_loss(values, old_value, target, mask, cfg.value_clip)
+                critic_loss = value_loss(values, old_value, target, mask, VALUE_CLIP)
                 (critic_loss / tokens * models.world_size).backward()
 
             # The tokens are samples of pi_old, so this is KL(pi_old, pi).

@@ -248,12 +248,10 @@ class Reader(Caller, AdaptiveModel):
 
 
 def known_replies(used):
-    """The rows of prompts/replies.jsonl that are `used` for "weights", "test", "fitness" or
-    "foils", each with the "profile" of the person who hears it, and the "dialogue" that ends with
-    it."""
+    """The rows of prompts/replies.jsonl that are `used` for "weights", "test" or "fitness", each
+    with the "profile" of the person who hears it, and the "dialogue" that ends with it."""
     people = toy_profiles("train") + toy_profiles("heldout")
     people += load_profiles(PROMPTS / "profiles/en_test.jsonl")
-    people += load_profiles(PROMPTS / "profiles/en_train.jsonl")
     profiles = {profile.id: profile for profile in people}
     rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] == used]
     for row in rows:

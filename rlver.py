@@ -18,7 +18,7 @@ pictures are in support/; a first reading can skip them.
 # support comes first: it sets up what must be set up before torch is imported
 from support import errors, ranks, report, rundir, settings
 from support.files import digest
-from support.loading import return_freed_memory, uses_flex
+from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
 from support.needs import hidden_need, named_need
 from support.report import dialogue_text, print_head, print_summary, progress
@@ -136,7 +136,7 @@ def set_up(run):
     run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": people})
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size(), run.state["step"]
-        print_head(cfg, run.path, *sizes, uses_flex(models.policy.model))
+        print_head(cfg, run.path, *sizes)
     return simulator, users, models
 
 

@@ -21,10 +21,8 @@ measured in its own process, with a run's own Models, engine and update, and pri
 What is not done after nine minutes is reported as not done. The models need 20 GB of disk space.
 
     python benchmarks/gpu.py make 1.5B DIR
-    python benchmarks/gpu.py attention DIR 0 '[1024, 4096, 8192]'
 
-compares SDPA with a mask and FlexAttention on such a model, in rows of these lengths: tokens a
-second, peak, log-probs. In the place of 0 stands the rank of adapters, if there are any.
+makes one of these models.
 """
 
 import argparse
@@ -50,7 +48,7 @@ import rlver
 from grpo import grpo_update
 from models import Models
 from policy import micro_batches
-from ppo import log_probs_of, ppo_update
+from ppo import ppo_update
 from rollout import Episode, Segment, Turn
 from toy import world
 
@@ -210,36 +208,6 @@ def batches_of(models, length, tokens):
     return [[batch.to(models.device) for batch in micro_batches(episodes, tokens, multiple=128)]]
 
 
-def compare_attention(place, rank, lengths=LENGTHS, tokens=TOKENS):
-    """Print SDPA with a mask beside FlexAttention in one update by GRPO that moves no weight: tokens
-    a second, the seconds of the first pass over this length, and the peak. Returns the mean
-    difference of their log-probs for each length."""
-    models, _ = make_models(place, rank, tokens=tokens)
-    models.engine.sleep()
-    models.set_learning_rates(0.0)
-    cfg = resolve_settings({"algo": "grpo"})
-    apart = {}
-    for length in lengths:
-        [batches] = batches_of(models, length, tokens)
-        found = []
-        for name in ("sdpa", "flex_attention"):
-            models.policy.model.set_attn_implementation(name)
-            torch.cuda.reset_peak_memory_stats()
-            began = time.perf_counter()
-            log_probs = log_probs_of(models.policy, batches)
-            found.append(torch.cat([x[b.action_mask] for x, b in zip(log_probs, batches)]))
-            wait_for_gpu()
-            first = time.perf_counter() - began
-            speed = tokens / seconds_of(functools.partial(grpo_update, models, [batches], cfg))
-            peak = torch.cuda.max_memory_allocated() / 1e9
-            print(
-                f"L {length:6} {name:14} {speed:7.0f} tokens/s, first pass {first:5.1f} s, "
-                f"peak {peak:.1f} GB"
-            )
-        apart[length] = (found[0] - found[1]).abs().mean().item()
-    return apart
-
-
 def peak_flops():
     """Operations a second that this card could do, or None if it is not known."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
@@ -353,7 +321,7 @@ def main(keep):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     # a part of it, in a process of its own: see `child`
-    works = ("make", "measure", "steps", "attention")
+    works = ("make", "measure", "steps")
     parser.add_argument("work", nargs="?", choices=works, help=argparse.SUPPRESS)
     parser.add_argument("args", nargs="*", help=argparse.SUPPRESS)
     text = "measure updates that keep their activations, as rlver.py's flag"
@@ -363,10 +331,9 @@ if __name__ == "__main__":
         make_model(*given.args)
     elif given.work == "steps":
         sys.exit(steps(*given.args))
-    elif given.work == "measure" or given.work and torch.cuda.is_available():
+    elif given.work == "measure":
         join_ranks(cuda=torch.cuda.is_available())
         place, rank, *more = given.args
-        work = measure if given.work == "measure" else compare_attention
-        print(json.dumps(work(place, int(rank), *map(json.loads, more))))
+        print(json.dumps(measure(place, int(rank), *map(json.loads, more))))
     else:  # without a GPU it says so, and ends with 2
         sys.exit(main("true" if given.keep_activations else "false"))

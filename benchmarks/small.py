@@ -8,7 +8,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from support.answers import load_prompt
+from support.chat_format import ChatFormat
 from support.files import read_json
+from support.loading import load_model
 from support.metrics import signs, words_of
 from support.results import recorded_dialogues
 
@@ -23,9 +26,8 @@ from tqdm import tqdm
 import people
 import players
 from emotion import TRAINING
-from policy import pack
+from policy import Policy, pack
 from rollout import Episode, Reply, Segment, rollout
-from tools.foils import load_scorer, log_probs_of_replies
 from tools.replay import final_score, heard_by_all, one_of_each_need, replay_all
 
 # The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
@@ -192,6 +194,28 @@ def perplexity(policy, chat, dialogues):
         lines = [row["first_line"], *[turn["user"] or "" for turn in row["turns"]]]
         log_probs += log_probs_of_replies(policy, chat, lines, replies_of(row))
     return torch.cat(log_probs).mean().neg().exp()
+
+
+def load_scorer(path, lang="en"):
+    """(Policy, ChatFormat) of a model that says how likely replies are, behind the system prompt of
+    a policy in direct mode. Raises BadModel."""
+    model, tokenizer = load_model(path)
+    return Policy(model), ChatFormat(tokenizer, load_prompt("policy_direct", lang))
+
+
+@torch.no_grad()
+def log_probs_of_replies(policy, chat, lines, replies):
+    """The log-probs of the tokens of each of `replies`, a list of tensors, given the dialogue before
+    it: lines[0], replies[0], lines[1] ... There are at least as many lines as replies. Without stop
+    tokens."""
+    segments, prompt = [], chat.first_prompt(lines[0])
+    for reply, line in zip(replies, [*lines[1:], ""]):
+        ids = chat.text(reply)
+        segments += [Segment(prompt), Segment(ids, log_probs=[0.0] * len(ids))]
+        prompt = [*chat.close, chat.stop_id, *chat.next_prompt(line)]
+    batch = pack([Episode("", 0, "", segments=segments)])
+    log_probs, _ = policy(batch)
+    return [log_probs[batch.turn == k] for k in range(1, len(replies) + 1)]
 
 
 def listens(policy, chat, dialogues):

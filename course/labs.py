@@ -1,5 +1,5 @@
 """labs.py - mistakes, made on purpose: healthy runs beside broken ones, one command and one picture
-each. (In one lab, foils, what is called broken is another reward.)
+each.
 
     python course/course.py lab                     what there is
     python course/course.py lab learning-rate       run it: two runs at a time, some minutes on
@@ -26,7 +26,6 @@ answers are weighed again.
 from patches import ROOT, read_toml, replaced  # first: it finds the project
 from support.errors import BadInput
 from support.files import lock, read_jsonl
-from support.metrics import words_of
 from support.results import recorded_dialogues
 
 import asyncio
@@ -52,9 +51,8 @@ import numpy as np
 from emotion import move_emotion
 from people import Profile
 from pictures import draw
-from players import make_simulator
 from reader import weigh
-from tools.replay import final_score, heard_by_all, one_of_each_need, replay
+from tools.replay import final_score, replay
 from toy import world
 
 RUNS = ROOT / "runs" / "labs"
@@ -439,38 +437,6 @@ def praise_emotion(run):
     ]
 
 
-def ended(how, run):
-    """Dialogues, in percent, that ended like this."""
-    return [100 * np.mean([d["ended"] == how for d in step]) for step in dialogues_of(run)]
-
-
-def more_to_its_person(run):
-    """How far the first replies move the person to whom each was said, minus seven others: one
-    reply of each step for each need, heard by the toy's strict user."""
-    profiles = [Profile(**row) for row in world.profiles("train")]
-    simulator, differences = make_simulator("toy"), []
-    for dialogues in dialogues_of(run):
-        people = one_of_each_need(dialogues, profiles)
-        replies = [dialogue["turns"][0]["reply"] for _, dialogue in people]
-        _, own, others = asyncio.run(heard_by_all(simulator, people, replies))
-        differences.append(own - others)
-    return differences
-
-
-def words_heard(run):
-    """Words of the replies, in percent, that the person had said before: is it parroting?"""
-    shares = []
-    for dialogues in dialogues_of(run):
-        is_heard = []
-        for dialogue in dialogues:
-            heard = set(words_of(dialogue["first_line"]))
-            for turn in dialogue["turns"]:
-                is_heard += [word in heard for word in words_of(turn["reply"])]
-                heard |= set(words_of(turn["user"] or ""))
-        shares.append(100 * np.mean(is_heard))
-    return shares
-
-
 def foreign_tokens(run):
     """Tokens in the loss, in percent, that the policy did not sample."""
     return 100 * (1 - series(run, "tokens_sampled") / series(run, "tokens_trained"))
@@ -503,10 +469,6 @@ TELL_TALES = {
     "copies": copies,
     "same_beginning": same_beginning,
     "praise_emotion": praise_emotion,
-    "goodbye": functools.partial(ended, "goodbye"),
-    "emotion_min": functools.partial(ended, "emotion_min"),
-    "more_to_its_person": more_to_its_person,
-    "words_heard": words_heard,
     "foreign_tokens": foreign_tokens,
     "grad_norm_apart": grad_norm_apart,
     "same_dialogues": same_dialogues,

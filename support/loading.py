@@ -269,39 +269,6 @@ def best_dtype(device):
     return torch.float32 if device.type != "cuda" or old_gpu() else torch.bfloat16
 
 
-def use_flex(module, device):
-    """Let the models in `module` attend by FlexAttention instead of SDPA with a mask (see
-    `policy.tree_blocks`): on a GPU that has bf16 (Ampere or later) and can compile it, where
-    transformers has it for the architecture."""
-    if best_dtype(device) == torch.bfloat16:
-        for part in module.modules():
-            if getattr(part, "_supports_flex_attn", False) and flex_compiles(part.config, device):
-                part.set_attn_implementation("flex_attention")
-
-
-def flex_compiles(config, device):
-    """Can torch compile FlexAttention, forward and backward, for a model of this config?"""
-    from torch.nn.attention.flex_attention import flex_attention  # here: it is for a GPU
-
-    config = config.get_text_config()
-    heads, size = config.num_attention_heads, getattr(config, "head_dim", None)
-    size = size or config.hidden_size // heads
-    q, k = (
-        torch.ones(1, n, 256, size, dtype=torch.bfloat16, device=device, requires_grad=True)
-        for n in (heads, config.num_key_value_heads or heads)
-    )
-    try:
-        torch.compile(flex_attention)(q, k, k, enable_gqa=q.shape != k.shape).sum().backward()
-    except Exception:  # no C compiler, no Triton, too large a head ...: torch has many kinds
-        return False
-    return True
-
-
-def uses_flex(model):
-    """Does a model attend by FlexAttention?"""
-    return model.config._attn_implementation == "flex_attention"
-
-
 def return_freed_memory():
     """Return freed memory to the system. glibc keeps a freed block that lies below one in use, so
     the parts of a step, one after the other, would take the sum of their memory. Without glibc

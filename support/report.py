@@ -29,10 +29,10 @@ from emotion import BENCHMARK, scale_in_words
 # --------------------------------------------------------------------------------- on the terminal
 
 
-def print_head(cfg, out, training, held_out, ranks=1, step=0, flex=False):
+def print_head(cfg, out, training, held_out, ranks=1, step=0):
     """What a run prints before its first dialogue: what is trained on whom, and where the files go.
     training, held_out: numbers of users; step: the last step that is done, above 0 in a resumed
-    run; flex: does the policy attend by FlexAttention?"""
+    run."""
     gpu = "" if cfg.toy else old_gpu()
     in_fp32 = f", in fp32 (no bf16 on {gpu})" if gpu else ""
     start = f"Step {step} is done, going on: " if step > 0 else ""
@@ -40,7 +40,7 @@ def print_head(cfg, out, training, held_out, ranks=1, step=0, flex=False):
     print_folded(
         f"{start}{cfg.algo.upper()} trains {cfg.model} ({cfg.mode}): {cfg.steps} steps of "
         f"{cfg.batch_size} dialogues, {cfg.group_size} with each user{on_ranks}. "
-        f"Engine: {cfg.engine}{in_fp32}; attention: {'FlexAttention' if flex else 'SDPA with a mask'}."
+        f"Engine: {cfg.engine}{in_fp32}."
     )
     print_folded(
         f"User: {cfg.simulator} (difficulty {cfg.difficulty}, language {cfg.lang}); {training} users "

@@ -146,9 +146,6 @@ class Settings:
     lora_rank: int = flag(
         0, "train adapters (LoRA) of this rank on the frozen model; 0: train all weights", natural
     )
-    lora_alpha: float = flag(
-        32.0, "the adapters' output is scaled by alpha / rank; only with --lora-rank", above_zero
-    )
     lr: float = unset("learning rate of the policy", above_zero)
     critic_lr: float = unset("learning rate of the critic (PPO)", above_zero)
     warmup: int = unset("steps in which the learning rates rise from 0", natural)
@@ -158,11 +155,6 @@ class Settings:
     )
     lam: float = flag(1.0, "lambda of GAE; only with --algo ppo", fraction)
     clip_eps: float = flag(0.2, "clip pi / pi_old to 1 +- this (--minibatches above 1)", above_zero)
-    value_clip: float = flag(
-        0.5,
-        "how far the critic's values may move (PPO, --minibatches above 1); 0: any distance",
-        not_negative,
-    )
     kl_coef: float = flag(
         0.0,
         "weight of the KL from the starting policy; 0: no KL, and no reference model",
@@ -342,10 +334,8 @@ def check(cfg, explicit):
         "lam": not ppo,
         "critic_lr": not ppo,
         "clip_eps": one_step,
-        "value_clip": one_step or not ppo,
         "advantage": ppo,
         "kl_estimator": not cfg.kl_coef,
-        "lora_alpha": not cfg.lora_rank,
         "engine_memory": cfg.engine != "vllm",
         "keep_activations": cfg.toy,
         "simulator_temperature": cfg.simulator in SCRIPTED,

@@ -8,10 +8,10 @@ from lora import AdapterView, SharedBase
 from policy import Policy
 
 
-def shared(model, critic=True, rank=4, alpha=8, learnt=True, seed=0):
+def shared(model, critic=True, rank=4, learnt=True, seed=0):
     """(root, policy, critic, reference) on a copy of `model`. learnt: as after some training, no B
     is zero."""
-    root = SharedBase(Policy(copy.deepcopy(model), 0.7), rank, alpha, critic, seed)
+    root = SharedBase(Policy(copy.deepcopy(model), 0.7), rank, critic, seed)
     if learnt:
         rng = torch.Generator().manual_seed(1)
         for name, p in root.named_parameters():

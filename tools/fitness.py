@@ -4,7 +4,6 @@ people.
     python -m tools.fitness --simulator openai:MODEL@URL
     python -m tools.fitness --simulator local:DIR --difficulty challenging --replies 180
     python -m tools.fitness --reader local:DIR
-    python -m tools.fitness --reader local:DIR --foils 2 --likelihood DIR
 
 The user's emotion is the whole reward. A model that moves it by the same number whatever is said,
 or cannot tell a cruel reply from a kind one, teaches nothing, and a run with it looks as usual for
@@ -14,11 +13,9 @@ change again? When do people leave, and do their lines stay in their role?
 
 The replies are those of prompts/replies.jsonl that are not marked "weights": ten to each of six
 people of prompts/profiles/en_test.jsonl, then ten to each of twelve people of the toy, the only
-people that a scripted user can play. With --foils they are those marked "foils", to sixteen people
-of prompts/profiles/en_train.jsonl, then those to the toy's people, and a second table says whether
-a reply is worth more to its own person than to others (tools/foils.py). All of them are English;
---lang zh puts the questions in Chinese. The answers are kept in results/, so the same command
-continues a stopped measurement. Only the questions that are put a second time are always asked.
+people that a scripted user can play. All of them are English; --lang zh puts the questions in
+Chinese. The answers are kept in results/, so the same command continues a stopped measurement. Only
+the questions that are put a second time are always asked.
 """
 
 from support.answers import PROMPTS
@@ -49,11 +46,12 @@ from players import make_simulator
 from reader import known_replies
 from tools.asking import open_call_log
 from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
-from tools.foils import LIFTING, UNKIND, draw_foils, load_scorer, measure_foils, show_foils
 from tools.stats import auc, interval
 
 # The kinds of replies that should lift a person, and those that should not. The other kinds may do
 # either: a reply that is told again, advice that nobody needs, words to the model.
+LIFTING = "to the point", "advice needed", "generic warm"
+UNKIND = "cold", "dismissive", "off topic"
 EMPTY = "word salad", "echo"
 NOT_LIFTING = UNKIND + EMPTY
 COMPARISONS = {  # {name in the table: (kinds that should lift more, other kinds)}
@@ -187,22 +185,16 @@ async def measure_gains(rows, simulator):
     return await tqdm.gather(*calls, desc="words to the reader", leave=False)
 
 
-async def measure(rows, simulator, speaks, foils=None, scorer=None):
+async def measure(rows, simulator, speaks):
     """All questions, after the check. Returns [`measure_reply` of each row, with an emotion for
-    ASKED_AGAIN of them] and, with a reader, [`measure_gain`] and, with `foils`, `measure_foils`.
-    foils, scorer: of tools.foils. Raises as `check`."""
+    ASKED_AGAIN of them] and, with a reader, [`measure_gain`]. Raises as `check`."""
     await simulator.check(with_feelings=False)
     count = min(ASKED_AGAIN, len(rows))
     # spread over persons and kinds; the second ten meet the levels shifted by one
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
     calls = [measure_reply(row, simulator, emotions.get(k), speaks) for k, row in enumerate(rows)]
     results = await tqdm.gather(*calls, desc="replies", leave=False)
-    if not simulator.reader:
-        return results, [], []
-    gains = await measure_gains(rows, simulator)
-    if not foils:
-        return results, gains, []
-    return results, gains, await measure_foils(rows, simulator.reader, foils, scorer)
+    return results, await measure_gains(rows, simulator) if simulator.reader else []
 
 
 # ----------------------------------------------------------------------------------------- counting
@@ -328,18 +320,12 @@ def examine(args):
     """Measure what the flags ask for, and print it. Returns the exit code: 1 for an unfit model."""
     if not (args.simulator or args.reader):
         raise BadInput("--simulator or --reader: name the model that is to be measured")
-    if not args.reader and (args.foils or args.likelihood):
-        raise BadInput("--foils, --likelihood: they need the log-odds of a --reader")
-    if args.likelihood and not args.foils:
-        raise BadInput("--likelihood: how many others? --foils K")
     speaks = args.simulator is not None  # a reader alone has no lines
     is_scripted = args.simulator in SCRIPTED  # hears, and speaks for, the toy's people only
     rows = known_replies("test")
     if not is_scripted:
-        rows = known_replies("foils" if args.foils else "fitness") + rows
-    foils = draw_foils(rows, args.foils) if args.foils else None
-    rows = rows[: args.replies or (len(rows) if args.foils else 60)]
-    scorer = load_scorer(args.likelihood, prefix="--likelihood ") if args.likelihood else None
+        rows = known_replies("fitness") + rows
+    rows = rows[: args.replies]
     title = f"{args.reader or args.simulator} {args.difficulty} {args.lang}"
     log = None
     if args.reader or not is_scripted:
@@ -356,13 +342,11 @@ def examine(args):
         log=log,
     )
     try:
-        results, gains, compared = asyncio.run(measure(rows, simulator, speaks, foils, scorer))
+        results, gains = asyncio.run(measure(rows, simulator, speaks))
         calls = []
         if log and log.answers:
             calls = [row for _, row, _ in read_jsonl(log.path) if row]
         result = show(results, gains, calls, title)
-        if compared:
-            result["foils"] = show_foils(compared)
     except BadModel as error:
         result = {"verdict": "unfit", "lacking": str(error)}
         print_folded(f"verdict: unfit: {error}")
@@ -374,7 +358,7 @@ def print_calls(rows, args, speaks, log):
     """Print how many calls a measurement with a model that costs takes. (A question whose answer
     cannot be read is asked once more; past the log, and by the check, more often.)"""
     count = min(len(rows), ASKED_AGAIN)  # of second questions, and of next lines
-    total = len(rows) * (1 + (args.foils or 0)) + count * speaks
+    total = len(rows) + count * speaks
     if args.reader:
         people = {row["user"] for row in rows if row["used"] == "fitness"}
         total += len(known_replies("weights")) + CALLS_A_WORDING * len(WORDINGS) * len(people)
@@ -410,19 +394,9 @@ def main(argv=None):
     add(
         "--replies",
         type=positive,
+        default=60,
         metavar="N",
-        help="how many of the replies (default: 60 of 180, ten to a person; with --foils all, 264)",
-    )
-    add(
-        "--foils",
-        type=positive,
-        metavar="K",
-        help="each reply is also heard by K people with another story and another need",
-    )
-    add(
-        "--likelihood",
-        metavar="DIR",
-        help="a language model that says behind which of these dialogues a reply is likely",
+        help="how many of the replies, of 180, ten to a person (default: 60)",
     )
     return parser.run(examine, argv)
 

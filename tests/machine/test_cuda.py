@@ -2,25 +2,22 @@
 device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m gpu`, skipped by
 name where there is none)."""
 
-from support import loading, report, settings
+from support import report, settings
 from support.errors import BadInput, BadModel
-from support.loading import load_model, use_flex, uses_flex
+from support.loading import load_model
 from support.settings import Settings, resolve_settings
 
 import asyncio
-import copy
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 import local
 import models
 import rlver
-from conftest import make_tiny_model
 from elsewhere import DEVICE, elsewhere, load
 from engine import TorchEngine
 from lora import AdapterView, SharedBase
@@ -31,8 +28,6 @@ from policy import (
     pack,
     recompute_activations,
     split_batch,
-    tree_mask,
-    tree_predicate,
 )
 from ppo import ppo_update
 from runs import go_on, rows, words
@@ -84,7 +79,7 @@ def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, devic
             module = cast(Critic(model), place)
             torch.nn.init.ones_(module.head.weight)
         elif kind == "adapters":
-            root = SharedBase(module, 4, 8, critic=False)
+            root = SharedBase(module, 4, critic=False)
             module, how = AdapterView(root, "policy"), {"context_fn": root.checkpoint_contexts}
         recompute_activations(model, **how)
         out = module(pack(make_episodes()).to(place))
@@ -105,7 +100,7 @@ def test_log_probs_entropy_and_values_with_their_gradients(kind, tiny_dir, devic
 def test_an_update_of_adapters(tiny_dir, device):
     """The base frozen in bf16, adapters and their gradients in fp32, policy, critic and reference
     on one base, activations made again."""
-    root = SharedBase(Policy(cast(load(tiny_dir)[0], "cpu")), 4, 8, critic=True).to(device)
+    root = SharedBase(Policy(cast(load(tiny_dir)[0], "cpu")), 4, critic=True).to(device)
     cast(root.critic.head, device)  # FSDP2 casts what it gathers; here nobody does
     parts = [AdapterView(root, who) for who in ("policy", "critic", "reference")]
     before = {name: p.cpu().clone() for name, p in root.named_parameters()}
@@ -170,14 +165,14 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch, capsys
         assert rlver.main(words(*first)) == 0
         assert go_on(out, "--steps", 2) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("Engine: torch, in fp32 (no bf16 on Tesla T4); attention: SDPA") == 2
+    assert said.count("Engine: torch, in fp32 (no bf16 on Tesla T4).") == 2
     assert len(rows(out / "metrics.jsonl")) == 2
     load_model(out / "checkpoint-000002")
 
 
 @fake_cuda
 @pytest.mark.parametrize("old", [True, False])
-def test_a_gpu_before_ampere_computes_in_fp32(old, tiny_model, monkeypatch):
+def test_a_gpu_before_ampere_computes_in_fp32(old, monkeypatch):
     """A T4, Colab's: torch says that it has bf16, and emulates it, slower than fp32; vLLM refuses.
     Trainer, engine and reader ask the same function, and nobody asks a newer GPU twice."""
     for name, value in {
@@ -189,7 +184,6 @@ def test_a_gpu_before_ampere_computes_in_fp32(old, tiny_model, monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)  # no matter here
     monkeypatch.setattr(settings, "vllm_is_there", lambda: True)
-    monkeypatch.setattr(loading, "flex_compiles", lambda *_: True)
     asked = []
 
     def load(*args, **more):
@@ -207,9 +201,6 @@ def test_a_gpu_before_ampere_computes_in_fp32(old, tiny_model, monkeypatch):
         with pytest.raises(BadModel, match="enough"):
             use()
     assert asked == [torch.float32 if old else torch.bfloat16] * 3
-    model = copy.deepcopy(tiny_model)
-    use_flex(model, torch.device("cuda"))
-    assert uses_flex(model) != old
     assert resolve_settings({}).engine == "torch"
     assert resolve_settings({"model": "x/y"}).engine == ("torch" if old else "vllm")
     named = {"model": "x/y", "engine": "vllm"}
@@ -218,14 +209,6 @@ def test_a_gpu_before_ampere_computes_in_fp32(old, tiny_model, monkeypatch):
             resolve_settings(named)
     else:
         assert resolve_settings(named).engine == "vllm"
-
-
-@fake_cuda
-def test_the_predicate_of_flex_attention_looks_up_on_the_device(device):
-    branch = pack(make_episodes()).branch
-    place = torch.arange(branch.numel(), device=device)
-    sees = tree_predicate(branch.to(device))(0, 0, place[:, None], place)
-    assert torch.equal(sees.cpu(), torch.block_diag(*tree_mask(branch)[:, 0]).bool())
 
 
 # --------------------------------------------------------------------------------------- with a GPU
@@ -237,35 +220,19 @@ def gpu(test):
     return pytest.mark.gpu(there(test))
 
 
-@pytest.fixture(scope="module")
-def small_dir(tiny_tokenizer, tmp_path_factory):
-    """A model whose heads have 32 numbers, because FlexAttention on a GPU takes none below 16; three
-    of them share one of keys and values."""
-    path, sizes = tmp_path_factory.mktemp("small"), {"hidden_size": 96, "num_attention_heads": 3}
-    make_tiny_model(tiny_tokenizer, num_key_value_heads=1, **sizes).save_pretrained(path)
-    tiny_tokenizer.save_pretrained(path)
-    return path
-
-
 @gpu
-@pytest.mark.parametrize("flex", [False, True])
-def test_log_probs_and_gradients_of_the_gpu_are_those_of_the_cpu(flex, small_dir):
+def test_log_probs_and_gradients_of_the_gpu_are_those_of_the_cpu(tiny_dir):
     """In bf16 against fp32, with rows of a length that is padded up to 128; and the same kernel on
-    the same tokens gives the same bits, with a gradient or without, so the first ratio is 1. (With
-    FlexAttention these are two kernels.)"""
+    the same tokens gives the same bits, with a gradient or without, so the first ratio is 1."""
     batch, found = pack(make_episodes(), multiple=128), []
     for place in ("cpu", "cuda"):
-        policy, there = Policy(load_model(small_dir)[0]), batch.to(place)
+        policy, there = Policy(load_model(tiny_dir)[0]), batch.to(place)
         if place == "cuda":
             cast(policy.model, place)
-            if flex:
-                use_flex(policy, torch.device(place))
-        assert (policy.model.config._attn_implementation != "sdpa") == (flex and place == "cuda")
         log_probs = policy(there)[0]
         log_probs.sum().backward()
         with torch.no_grad():
-            gap = (log_probs - policy(there)[0]).abs().max()
-        assert gap <= (models.LIMITS[torch.bfloat16][1] if flex else 0)
+            assert torch.equal(log_probs, policy(there)[0])
         grads = torch.cat([p.grad.float().flatten().cpu() for p in policy.parameters()])
         found.append((log_probs[there.action_mask].detach().cpu(), grads))
     (right, right_grads), (log_probs, grads) = found
@@ -274,38 +241,17 @@ def test_log_probs_and_gradients_of_the_gpu_are_those_of_the_cpu(flex, small_dir
 
 
 @gpu
-def test_flex_attention_is_compiled_at_most_twice(small_dir):
-    """For the first length and for all: ten micro-batches of one to five rows, scored, and ten that
-    are trained on."""
-    policy = Policy(cast(load_model(small_dir)[0], "cuda"))
-    use_flex(policy, torch.device("cuda"))
-    batches = [pack(make_episodes(n), multiple=256) for n in (2, 1, 3, 4, 5)]
-    batches += [pack(make_episodes(n), multiple=640) for n in (3, 1, 2, 5, 4)]
-    for grad in (False, True):
-        torch.compiler.reset()
-        before = counters["stats"]["unique_graphs"]
-        for batch in batches:
-            with torch.set_grad_enabled(grad):
-                log_probs = policy(batch.to("cuda"))[0]
-            if grad:
-                log_probs.sum().backward()
-        # two functions: the attention, and `create_block_mask`
-        assert counters["stats"]["unique_graphs"] - before <= 2 * 2
-
-
-@gpu
 @pytest.mark.parametrize("flags", ["--algo ppo --think --kl-coef 0.1", "--algo grpo --lora-rank 4"])
-def test_a_run_on_the_gpu(flags, small_dir, tmp_path):
+def test_a_run_on_the_gpu(flags, tiny_dir, tmp_path):
     """The self-checks hold in bf16: gap, first ratio, what is sampled after a sync; FSDP2 alone on
-    NCCL, a checkpoint, and `--resume`; and its head says that it uses FlexAttention."""
+    NCCL, a checkpoint, and `--resume`."""
     out = tmp_path / "run"
     for more in (
-        ["--model", small_dir, *SMALL, *flags.split(), "--steps", 2, "--out", out],
+        ["--model", tiny_dir, *SMALL, *flags.split(), "--steps", 2, "--out", out],
         ["--resume", out, "--steps", 3],
     ):
-        code, text, err = alone(*more)
+        code, _, err = alone(*more)
         assert code == 0, err
-        assert "attention: FlexAttention" in " ".join(text.split())
     assert len(rows(out / "metrics.jsonl")) == 3
 
 

@@ -237,7 +237,7 @@ def test_smollm2_and_its_adapters(smollm2_dir):
     merged at each sync. The log-probs of vLLM are the trainer's before a step and, after it, again,
     but only once the engine has the new weights."""
     model, tokenizer = load_model(smollm2_dir)
-    root = SharedBase(Policy(model, 0.7), rank=16, alpha=32)
+    root = SharedBase(Policy(model, 0.7), rank=16)
     policy, chat = AdapterView(root, "policy"), ChatFormat(tokenizer)
     engine = VllmEngine(smollm2_dir, chat.stop_ids, 0.7, context=1024)
     mean = dict(key="logp_gap", count=3)

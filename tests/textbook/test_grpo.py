@@ -149,29 +149,6 @@ def test_which_baseline_a_turn_may_have():
         close(expected_gradient(advantages), factor * exact, 1e-12)
 
 
-def test_what_may_be_taken_off_a_reply():
-    """docs/math.md, "Paying more for what is this person's", in the same game. The worth k of a fixed
-    reply, taken off each turn, is a cost per turn: the first turn loses k d E[T] / d theta, and the second, behind which nothing follows, loses nothing. What depends on
-    the reply does not cancel in any turn: the second loses the gradient of its mean."""
-
-    def of_others(rewards, alive):
-        return turn_advantages(rewards, alive, torch.zeros(3), "rloo")
-
-    def fixed(rewards, alive):
-        return of_others(rewards - 0.2 * alive.double(), alive)
-
-    def of_this_reply(rewards, alive):  # 0.2 for the reply that is paid 0.6 in turn 2
-        return of_others(rewards - 0.2 * (rewards == 0.6).double(), alive)
-
-    exact, (p, q) = expected_gradient(of_others), (0.3, 0.4)
-    for other, lost in (
-        (fixed, [0.2 * p * (1 - p), 0]),
-        (of_this_reply, [0.2 * q * p * (1 - p), 0.2 * p * q * (1 - q)]),
-    ):
-        wanted = exact - torch.tensor(lost, dtype=torch.float64)
-        close(expected_gradient(other), wanted, 1e-12)
-
-
 def test_turn_advantages_by_hand():
     """Deltas of users 4, 9 and 5. Returns to go of 4: 0.6 0.5, 0.2 -; of 9: 0.3; of 5: 0.4 0.2, 0.6
     0.6, 0.5 -. Who has left is not in the mean of those who still talk, not even as a 0. `grpo`

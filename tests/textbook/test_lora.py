@@ -36,11 +36,11 @@ def batch(tiny_tokenizer):
 # -------------------------------------------------------------------------------------- one layer
 
 
-def layer_of(rank=2, alpha=6, names=("policy",), sides=(5, 7)):
+def layer_of(rank=2, names=("policy",), sides=(5, 7)):
     """(LoraLinear in float64, its switch), its B no longer zero."""
     torch.manual_seed(0)
     block = nn.Sequential(nn.ModuleList([nn.Linear(*sides)])).double()
-    switch = add_adapters(block, rank, alpha, names)
+    switch = add_adapters(block, rank, names)
     layer = block[0][0].double()
     for name in names:
         nn.init.normal_(layer.lora_B[name])
@@ -55,7 +55,7 @@ def test_a_layer_is_w_plus_the_scaled_product():
     A, B = layer.lora_A["policy"], layer.lora_B["policy"]
     assert A.shape == (2, 5) and B.shape == (7, 2)
     with use_adapter(switch, "policy"):
-        assert_close([layer(x)], [x @ (layer.weight + 3.0 * B @ A).T + layer.bias], 1e-12)
+        assert_close([layer(x)], [x @ (layer.weight + 16.0 * B @ A).T + layer.bias], 1e-12)
     assert torch.equal(layer(x), x @ layer.weight.T + layer.bias)  # off again
 
 
@@ -180,9 +180,9 @@ def test_what_cannot_be_adapted_is_refused(tiny_model):
     )
     for model in (mixtral, dbrx):  # experts as one tensor of three dimensions, and of two
         with pytest.raises(BadInput, match=f"{type(model).__name__} is a mixture of experts"):
-            add_adapters(model, 1, 1)
+            add_adapters(model, 1)
     gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=8, n_head=2, n_layer=1, vocab_size=16, n_positions=8))
     with pytest.raises(BadInput, match="GPT2LMHeadModel has no linear layers"):
-        add_adapters(gpt2, 1, 1)
+        add_adapters(gpt2, 1)
     with pytest.raises(BadInput, match="larger than a layer.*take 32 at most"):
-        add_adapters(copy.deepcopy(tiny_model), 33, 1)
+        add_adapters(copy.deepcopy(tiny_model), 33)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ppo import ppo_update
+from ppo import VALUE_CLIP, ppo_update
 from tabular import VOCAB, Table, Values, cfg_of, close, models_of, pack, sgd, talk
 
 LIMIT, RATE, CRITIC_RATE = 0.1, 20, 15  # of the gradients' norms, and the learning rates
@@ -95,7 +95,7 @@ def by_hand(policy, reference, critic, minibatches, cfg):
         for x in tokens:
             advantage = (x.raw - raw.mean()) / raw.std(ddof=1)
             slope[x.s] += policy_slope(x, advantage, logits, log_ref, cfg)
-            value_slopes.append(value_slope(x, table[x.s], cfg.value_clip))
+            value_slopes.append(value_slope(x, table[x.s], VALUE_CLIP))
             critic_slope[x.s] += value_slopes[-1]
         descend(logits, slope / len(tokens), RATE)
         descend(table, critic_slope / len(tokens), CRITIC_RATE)
