@@ -176,7 +176,7 @@ def test_differences_are_paired_and_over_common_dialogues():
     """The second less the first: 3 - 1 and 4 - 4, whatever dialogue c is in one of them."""
     before = {"ED": {"a": 1, "b": 4, "c": 5}}
     after = {"ED": {"b": 4, "a": 3}}
-    assert paired_differences(before, after)["ED"][::3] == [1, 2]
+    assert paired_differences(before, after, {"a", "b", "c"})["ED"][::3] == [1, 2]
 
 
 def test_correlations_are_over_dialogues():
