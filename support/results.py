@@ -184,9 +184,9 @@ def parts_of(dialogues):
 
 # evaluate.py writes the settings that it measures with into each line of a result file, under
 # "rlver"; in a dialogue they are "made_by". Not compared: "ended", "traits" and "cut" belong to one
-# dialogue, "held_out" follows from the policy and its users, and which parameters were "replaced",
-# because a server refused them, is known only after its first answer.
-NOT_COMPARED = {"ended", "traits", "cut", "held_out", "replaced"}
+# dialogue, "held_out" follows from the policy and its users; which parameters were "replaced",
+# because a server refused them, and which models it "served", is known only after its first answer.
+NOT_COMPARED = {"ended", "traits", "cut", "held_out", "replaced", "served"}
 # The settings that must be equal where scores are compared, and those of the policy's replies.
 CONDITIONS = ("simulator", "reader", "difficulty", "lang", "start", "max_turns", "world")
 POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context")
