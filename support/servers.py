@@ -71,9 +71,12 @@ class ServerModel(AdaptiveModel):
         import openai
 
         self.name, self.url = name, url
-        # Sent with every question. (Some servers stream what they are not told not to.)
-        self.always = {"chat_template_kwargs": template_args, "stream": False}
-        self.always |= {**SAMPLING, "temperature": temperature}
+        # sent with every question, as long as it is not refused
+        self.always = {
+            "chat_template_kwargs": template_args,
+            **SAMPLING,
+            "temperature": temperature,
+        }
         # The names of the models that have answered. Another one than was asked for is usual: an
         # alias is served by a version. A second one is another model, and the results are mixed.
         self.served = []
@@ -138,9 +141,9 @@ class ServerModel(AdaptiveModel):
         ]
         if not self.has_floors and any(answer.has_floors for answer in answers):
             self.has_floors = True
-            self.warn(
-                f"it lists tokens without a log-prob from {LEAST_LOG_PROB} to 0; they count as not "
-                "listed, and feelings that are read may be a little off"
+            tell(
+                f"warning: {self.url}: it lists tokens without a log-prob from {LEAST_LOG_PROB} to 0; they "
+                "count as not listed, and feelings that are read may be a little off"
             )
         lists = [answer.likeliest for answer in answers]
         if min(map(len, lists)) < 2:
@@ -217,8 +220,10 @@ class ServerModel(AdaptiveModel):
 
         create = self.client.chat.completions.with_raw_response.create
         try:
-            # extra_body: the rest of the request, as it is
-            response = await create(model=self.name, messages=messages, extra_body=parameters)
+            # stream: some servers stream where it is not sent
+            response = await create(
+                model=self.name, messages=messages, stream=False, extra_body=parameters
+            )
             status, answer = read_response(response.text)
         except openai.APIStatusError as error:  # any status but 200
             response = error.response
@@ -267,10 +272,9 @@ class ServerModel(AdaptiveModel):
             self.replaced["top_logprobs"] = FEW_LOG_PROBS
         else:
             return False
-        tqdm.write(
+        tell(
             f"{self.name} refuses a parameter; from now on its limit is {self.limit}, and it is sent "
-            f"{self.replaced} in place of what it refused (None: nothing, it has a value of its own)",
-            file=sys.stderr,
+            f"{self.replaced} in place of what it refused (None: nothing, it has a value of its own)"
         )
         return True
 
@@ -278,7 +282,7 @@ class ServerModel(AdaptiveModel):
         """Print the first failed try: without a message the wait would look like a hang."""
         reason = self.quote(reason)
         if not self.last_failure:
-            tqdm.write(f"{self.url}: {reason}; trying again", file=sys.stderr)
+            tell(f"{self.url}: {reason}; trying again")
         self.last_failure = reason
 
     def keep_name(self, name):
@@ -286,9 +290,9 @@ class ServerModel(AdaptiveModel):
         if name and name not in self.served:
             self.served.append(name)
             if len(self.served) == 2:
-                self.warn(
-                    f"asked for {self.name}, it answered as {self.served[0]!r}, and now as {name!r}: "
-                    "results of two models are mixed (their names are kept as `served`)"
+                tell(
+                    f"warning: {self.url}: asked for {self.name}, it answered as {self.served[0]!r}, and "
+                    f"now as {name!r}: results of two models are mixed (their names are kept)"
                 )
 
     def warn_of_marks(self, reply):
@@ -296,15 +300,11 @@ class ServerModel(AdaptiveModel):
         mark = re.search(MARKS, re.sub(QUOTED, "_", reply.strip()))
         if mark and not self.has_marks:
             self.has_marks = True
-            self.warn(
-                f"a reply has {mark[0]!r}, a mark of its chat template, and the user hears it. Let the "
-                "server take thoughts out (vLLM: --reasoning-parser, llama.cpp: --reasoning-format) "
-                "and end tokens (skip_special_tokens; or make them stop a reply)"
+            tell(
+                f"warning: {self.url}: a reply has {mark[0]!r}, a mark of a chat template, and the user "
+                "hears it. Let the server take out thoughts (vLLM: --reasoning-parser, llama.cpp: "
+                "--reasoning-format) and end tokens (skip_special_tokens; make them stop a reply)"
             )
-
-    def warn(self, words):
-        """Print a warning."""
-        tqdm.write(f"warning: {self.url}: {words}", file=sys.stderr)
 
     def quote(self, words):
         """An error or a server's words as one line, for a message. Without our key: some servers
@@ -423,6 +423,11 @@ MARKS = r"""(?x)
 
 
 # ------------------------------------------------------------------------------- making a request
+
+
+def tell(words):
+    """Print a line above the progress bar."""
+    tqdm.write(words, file=sys.stderr)
 
 
 def json_schema(kind):
