@@ -149,8 +149,6 @@ class LocalReader:
         on_fast_cpu = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
         dtype = dtype or (torch.bfloat16 if on_fast_cpu else best_dtype(device))
         self.model, tokenizer = load_model(path, device, "--reader local:", dtype)
-        # the first word is read, so it must not be part of a thought
-        template_args = {**(template_args or {}), "enable_thinking": False}
         # in fp32: in bf16 logits of 20, and so log-odds, would be rounded to eighths
         self.head = copy.deepcopy(self.model.get_output_embeddings()).float()
         self.context = self.model.config.get_text_config().max_position_embeddings

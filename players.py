@@ -78,6 +78,8 @@ def language_model(name, flag, temperature, timeout, template_args=None, words=N
     """The language model `name`, openai:MODEL@URL or local:DIR. words: of a reader's model, those
     whose log-probs it returns. Raises BadInput. flag: the one that named it, for messages."""
     kind, model, url = split_name(name)
+    if words:  # the first word is read, so it must not be part of a thought
+        template_args = {**(template_args or {}), "enable_thinking": False}
     if kind == "openai":
         from support.servers import ServerModel  # here, because most runs of the toy ask no server
 

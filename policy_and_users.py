@@ -107,9 +107,9 @@ class LoadedPolicy:
     make_agent: Callable  # make_agent(seed=...) -> Agent
 
 
-def load_policy(source, args):
-    """The LoadedPolicy of a PolicySource. args: the flags of `add_flags_of_talk`. Raises BadInput or
-    BadModel."""
+def load_policy(source, args, reader=None):
+    """The LoadedPolicy of a PolicySource. args: the flags of `add_flags_of_talk`; reader: the name of
+    the users' reader. Raises BadInput or BadModel."""
     label, weights, run, home = source
     kind, model_name, url = split_name(str(weights))
     is_toy = run.get("model", weights) == "toy"
@@ -123,6 +123,8 @@ def load_policy(source, args):
     }
     if args.think and not settings["think"]:
         raise BadInput(f"--think: {label} was trained to reply without thinking")
+    if args.template_args and not reader and (kind == "openai" or "template_args" in run):
+        raise BadInput(f"--template-args: {label} has its own; leave them out")
     mode = world.mode_of(settings["think"])
     if weights == "toy":  # what toy runs start from: one policy that thinks and one that does not
         weights = world.base_policy(settings["think"])
@@ -130,8 +132,8 @@ def load_policy(source, args):
     system_prompt = load_prompt(f"policy_{mode}", settings["policy_lang"])
     if kind == "openai":
         label = f"openai:{model_name}"
-        if args.context or (args.template_args and not args.reader):
-            raise BadInput(f"--context, --template-args: {label} has its own; leave them out")
+        if args.context:
+            raise BadInput(f"--context: {label} has its own; leave it out")
         server = ServerModel(model_name, url, settings["temperature"])
         # The server's own dict: when a result is written, it holds what was refused until then.
         settings |= {**SAMPLING, "replaced": server.replaced}
@@ -161,7 +163,7 @@ class ServerAgent:
 
     def __init__(self, server, settings, system_prompt, seed):
         """seed: has no effect; a server draws its own random numbers."""
-        self.server, self.settings = server, settings
+        self.server, self.served, self.settings = server, server.served, settings
         self.messages = [{"role": "system", "content": system_prompt}]
         self.segments = []  # `converse` files an agent's tokens with the episode: here it has none
         self.cut = 0  # replies that the token limit cut, or that are empty
@@ -175,6 +177,7 @@ class ServerAgent:
         if text.thought:
             text = f"<think>{text.thought}</think>{text}"
         reply = read_reply(text, self.settings["think"])
+        self.server.warn_of_marks(reply.visible or text)
         self.messages.append({"role": "assistant", "content": reply.visible})
         return reply
 
@@ -207,7 +210,8 @@ def load_both_sides(args, name):
         reader=reader,
         template_args=args.template_args or run.get("template_args"),
     )
-    policy = load_policy(source, args)  # last, because it may take minutes
+    policy = load_policy(source, args, reader)  # last, because it may take minutes
+    agent = policy.make_agent(seed=0)
     keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
     settings = {
         "policy": policy.label,
@@ -220,8 +224,14 @@ def load_both_sides(args, name):
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in users]),
         "held_out": held_out,
-        **digests_of_texts(policy.make_agent(seed=0), simulator),
+        **digests_of_texts(agent, simulator),
     }
+    # Which models have answered for those on servers: lists that grow. A line has the names that
+    # are known when it is written.
+    sides = {"policy": agent, "simulator": simulator, "reader": getattr(simulator, "reader", None)}
+    for side, one in sides.items():
+        if getattr(one, "served", None) is not None:
+            settings.setdefault("served", {})[side] = one.served
     return policy, simulator, users[: args.limit], settings
 
 

@@ -138,6 +138,7 @@ class Reader(Caller, AdaptiveModel):
         """source: a model with `async likeliest(prompts, count)`. shared: a Caller's."""
         super().__init__(self.read, **shared)
         self.source, self.name, self.words = source, source.name, WORDS[lang]
+        self.served = getattr(source, "served", None)
         # {has the friend said anything before this reply?: the beginning of all questions}. With an
         # empty list of earlier replies, a small model tells replies apart less well.
         person, friend, reply = load_prompt("person", lang, "reader").split("\n")

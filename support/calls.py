@@ -37,6 +37,7 @@ class Answer(str):
     likeliest = ()  # [(text, log-prob)] of the first token, if they were asked for
     has_floors = False  # were there others, with no log-prob but a floor such as -9999?
     tokens = None  # its number of tokens, with those of the thought, if the model counts them
+    model = ""  # the name of the model that answered, if a server says it
 
     @property
     def thinks(self):
@@ -99,6 +100,7 @@ class Caller:
         about a reply as the prompt, and the two words as the schema.)"""
         self.model = model
         self.name = getattr(model, "name", "")
+        self.served = getattr(model, "served", None)  # of a ServerModel: who has answered so far
         self.log = log or CallLog()
         self.clock = clock or Clock()
         self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
@@ -126,7 +128,7 @@ class Caller:
             with self.clock.during("calls"):
                 text = await self.model(prompt, schema)
         if self.log.path:
-            self.log.write(key, text, time.perf_counter() - start)
+            self.log.write(key, text, time.perf_counter() - start, self.served)
         return text
 
     def unlogged(self):
@@ -158,11 +160,11 @@ class CallLog:
                 case {"key": str(key), "answer": str(answer)}:
                     self.answers.setdefault(key, answer)
 
-    def write(self, key, text, seconds):
-        """Append one answer."""
+    def write(self, key, text, seconds, served=None):
+        """Append one answer. served: the names of the models that have answered so far."""
         self.answers[key] = text
         tokens = getattr(text, "tokens", None)
         row = {"key": key, "answer": text, "seconds": round(seconds, 4), "tokens": tokens}
-        self.rows.append(row)
+        self.rows.append(row | ({"served": [*served]} if served else {}))
         while self.rows and self.path.parent.exists():
             append_line(self.path, self.rows.pop(0))

@@ -134,7 +134,9 @@ def split_name(name):
     with contextlib.suppress(ValueError):  # of a port, or an address in brackets
         if model and re.match(r"https?://[^\s/]", url) and urlsplit(url).port != 0:
             return kind, model, url
-    raise BadInput(f"{name}: openai:MODEL@URL is needed, the URL with http:// or https://")
+    raise BadInput(
+        f"{name}: openai:MODEL@URL is needed, the URL with http:// or https:// and no password"
+    )
 
 
 def from_anywhere(name):

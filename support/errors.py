@@ -2,6 +2,7 @@
 an exit code, and what to do next.
 """
 
+import re
 from contextlib import contextmanager
 
 
@@ -108,7 +109,17 @@ def naming(model, others=()):
 
 def one_line(error):
     """The message of another library's exception, in one line."""
-    return " ".join(str(error).split())[:300]
+    return harmless(" ".join(str(error).split())[:300])
+
+
+def harmless(text):
+    """A text of a model or a server with its control characters as signs, such as \\x1b: a terminal
+    obeys them (it renames its window, clears the screen, hides text). Tabs and ends of lines stay."""
+    return re.sub(
+        r"\r(?!\n)|[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]",
+        lambda sign: ascii(sign[0])[1:-1],
+        text,
+    )
 
 
 # What ends a program with a message. Any other exception is a bug of ours, and keeps its traceback.
@@ -123,6 +134,8 @@ def explain(error, out=None, rank=0, world=1, program="rlver.py"):
     Returns (exit code, message of this rank, "" if another rank prints it)."""
     name = f"{program} (rank {rank})" if world > 1 else program
     code, message = getattr(error, "exit_code", 2), f"{name}: {error}"
+    # the password of an address
+    message = re.sub(r"://[^\s'\"]*@", "://***@", message)
     if isinstance(error, KeyboardInterrupt):
         code, message = getattr(error, "exit_code", 130), "\nstopped"
     elif isinstance(error, SelfCheckFailed):

@@ -192,9 +192,9 @@ def parts_of(dialogues):
 
 # evaluate.py writes the settings that it measures with into each line of a result file, under
 # "rlver"; in a dialogue they are "made_by". Not compared: "ended", "traits" and "cut" belong to one
-# dialogue, "held_out" follows from the policy and its users, and which parameters were "replaced",
-# because a server refused them, is known only after its first answer.
-NOT_COMPARED = {"ended", "traits", "first_talk", "cut", "held_out", "replaced"}
+# dialogue, "held_out" follows from the policy and its users; which parameters were "replaced",
+# because a server refused them, and which models it "served", is known only after its first answer.
+NOT_COMPARED = {"ended", "traits", "first_talk", "cut", "held_out", "replaced", "served"}
 # Digests of texts that no other setting names, and what they are. Results of an earlier version lack
 # some of them.
 DIGESTS = {

@@ -12,7 +12,7 @@ them.
 from support import STARTED
 from support.calls import CallLog, Clock
 from support.command_line import SCRIPTED
-from support.errors import MAX_LOST, BadInput, CannotWrite, TooManyLost, one_line
+from support.errors import MAX_LOST, BadInput, CannotWrite, TooManyLost, harmless, one_line
 from support.files import (
     append_line,
     cut_unfinished_line,
@@ -230,7 +230,7 @@ class RunDir:
     def tell(self, text):
         """Print a line above the progress bar."""
         if self.first:
-            tqdm.write(text)
+            tqdm.write(harmless(text))
 
     # ---- checkpoints
 

@@ -23,6 +23,9 @@ import os
 import random
 import re
 import sys
+import time
+from contextlib import suppress
+from email.utils import mktime_tz, parsedate_tz
 
 from tqdm import tqdm
 
@@ -64,13 +67,19 @@ class ServerModel(AdaptiveModel):
 
     def __init__(self, name, url, temperature=0.0, timeout=60.0, template_args=None):
         """timeout: seconds of one try; CALL_TIMEOUT is the time of all of them. template_args: of
-        the chat template; only `likeliest` sends them. Raises BadInput if the environment or the
-        address allows no client."""
+        the chat template. Raises BadInput if the environment or the address allows no client."""
         import openai
 
-        self.name, self.url, self.template_args = name, url, template_args
-        # sent with every question
-        self.sampling = {**SAMPLING, "temperature": temperature}
+        self.name, self.url = name, url
+        # sent with every question, as long as it is not refused
+        self.always = {
+            "chat_template_kwargs": template_args,
+            **SAMPLING,
+            "temperature": temperature,
+        }
+        # The names of the models that have answered. Another one than was asked for is usual: an
+        # alias is served by a version. A second one is another model, and the results are mixed.
+        self.served = []
 
         # The state. Only `user_check.check` changes the format, because a later refusal may be
         # about the words of a prompt.
@@ -82,8 +91,7 @@ class ServerModel(AdaptiveModel):
         self.replaced = {}
         self.has_answered = False
         self.is_patient = True  # is a 5xx tried again until CALL_TIMEOUT?
-        # the warnings that are printed once
-        self.last_failure, self.has_floors = "", False
+        self.last_failure, self.has_floors, self.has_marks = "", False, False
 
         self.key = read_key()
         try:
@@ -104,7 +112,7 @@ class ServerModel(AdaptiveModel):
     @property
     def temperature(self):
         """None where the model has one of its own and refuses any other."""
-        return (self.sampling | self.replaced)["temperature"]
+        return (self.always | self.replaced)["temperature"]
 
     async def __call__(self, prompt, schema):
         """The answer to a prompt."""
@@ -124,8 +132,7 @@ class ServerModel(AdaptiveModel):
         [(text, log-prob)]. Raises PromptRefused if a response has no two of them: then nothing can
         be compared. (The model may have ended at once. If the server never returns log-probs,
         `Reader.set_scale` sees it.)"""
-        more = self.template_args and {"chat_template_kwargs": self.template_args}
-        options = {"logprobs": True, "top_logprobs": count, "extra_body": more or None}
+        options = {"logprobs": True, "top_logprobs": count}
         # One after the other: a Caller counts them as one call at a time, and the server keeps what
         # it has computed for their common beginning.
         answers = [
@@ -134,10 +141,9 @@ class ServerModel(AdaptiveModel):
         ]
         if not self.has_floors and any(answer.has_floors for answer in answers):
             self.has_floors = True
-            tqdm.write(
+            tell(
                 f"warning: {self.url}: it lists tokens without a log-prob from {LEAST_LOG_PROB} to 0; they "
-                "count as not listed, and feelings that are read may be a little off",
-                file=sys.stderr,
+                "count as not listed, and feelings that are read may be a little off"
             )
         lists = [answer.likeliest for answer in answers]
         if min(map(len, lists)) < 2:
@@ -168,6 +174,7 @@ class ServerModel(AdaptiveModel):
                     status, answer, wait = await self.request(messages, parameters)
                     if isinstance(answer, Answer):
                         self.has_answered = True
+                        self.keep_name(answer.model)
                         return answer
                     is_refusal = status not in (200, 408, 409, 429) and status < 500
                     # some servers fail at a schema alone (503: the server is loading, or busy)
@@ -178,18 +185,24 @@ class ServerModel(AdaptiveModel):
                         has_changed = parameters != self.parameters(max_tokens, options)
                         if has_changed or self.adapt(answer, parameters):
                             continue
-                        # a wrong key, no money, an unknown model; else the prompt is too long, or
-                        # has words that a filter does not want
-                        kind = SimulatorRefused if status in (401, 402, 404) else PromptRefused
+                        # a wrong key, no money, a stream, an unknown model (while the check looks
+                        # for a format, it may be a format that nobody takes); else the prompt is
+                        # too long, or has words that a filter does not want
+                        is_for_all = status in (401, 402, 406, self.is_patient and 404)
+                        kind = SimulatorRefused if is_for_all else PromptRefused
                         raise kind(f"{self.url}: {self.quote(answer)}")
+                    if wait > CALL_TIMEOUT:
+                        raise SimulatorFailed(
+                            f"{self.url}: it asks for a pause of {wait:.0f} s: {self.quote(answer)}"
+                        )
                     pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(failures, 10))
                     failures += 1
                     without_answer += status == 200
                     self.report_failure(answer)
-                    if without_answer == TRIES or wait > CALL_TIMEOUT:
+                    if without_answer == TRIES:
                         break
                     # at random, so that questions that failed together do not come back together
-                    await asyncio.sleep(max(wait, pause * random.uniform(0.5, 1)))
+                    await asyncio.sleep(max(pause * random.uniform(0.5, 1), wait))
         except TimeoutError:
             raise SimulatorFailed(
                 f"{self.url}: no answer within {CALL_TIMEOUT} s; the last failure: "
@@ -202,13 +215,15 @@ class ServerModel(AdaptiveModel):
 
         status   the one that the server should have sent (`read_response`); 503 without a response
         answer   an Answer, or in words why there is none
-        wait     the seconds that the server wants to be left alone (Retry-After), 0 if it does not
-                 say how many"""
+        wait     the seconds that the server wants to be left alone, 0 if it does not say how many"""
         import openai
 
         create = self.client.chat.completions.with_raw_response.create
         try:
-            response = await create(model=self.name, messages=messages, **parameters)
+            # stream: some servers stream where it is not sent
+            response = await create(
+                model=self.name, messages=messages, stream=False, extra_body=parameters
+            )
             status, answer = read_response(response.text)
         except openai.APIStatusError as error:  # any status but 200
             response = error.response
@@ -220,12 +235,14 @@ class ServerModel(AdaptiveModel):
             answer = f"status {status} {answer}"
         elif answer is None:
             answer = f"its response holds no answer: {response.text}"
-        wait = response.headers.get("retry-after", "")
-        return status, answer, float(wait) if re.fullmatch(r"\d+(\.\d+)?", wait) else 0
+        # no rate limit, but an empty account
+        if status == 429 and re.search("insufficient_quota|exceeded_current_quota", response.text):
+            status = 402
+        return status, answer, seconds_to_wait(response.headers)
 
     def parameters(self, max_tokens, options):
         """What is sent now beside the messages. options: of `chat`."""
-        values = {self.limit: max_tokens, **self.sampling, **options, **self.replaced}
+        values = {self.limit: max_tokens, **self.always, **options, **self.replaced}
         return {name: value for name, value in values.items() if value is not None}
 
     def adapt(self, words, parameters):
@@ -234,15 +251,16 @@ class ServerModel(AdaptiveModel):
         later refusal may be about the words of a prompt. Examples of refusals:
 
             "Use 'max_completion_tokens' instead"   the limit gets that name
-            "temperature: only 1 is supported"      not sent any more
+            "temperature: only 1 is supported"      not sent any more (the same for all of `always`)
             "top_logprobs: 5 at most"               FEW_LOG_PROBS are asked for"""
         if self.has_answered:
             return False
         # Temperature is the last, because some models refuse it only together with top_p. Some
         # servers write topP, or "Penalty is not enabled" for both penalties.
+        words = words.replace("enable_thinking", "chat_template_kwargs")  # which holds it
         names = [
             name
-            for name in self.sampling
+            for name in self.always
             if name in parameters
             and re.search(rf"\b{name.replace('_', '_?')}\b|penalty is not", words, re.I)
         ]
@@ -254,10 +272,9 @@ class ServerModel(AdaptiveModel):
             self.replaced["top_logprobs"] = FEW_LOG_PROBS
         else:
             return False
-        tqdm.write(
+        tell(
             f"{self.name} refuses a parameter; from now on its limit is {self.limit}, and it is sent "
-            f"{self.replaced} in place of what it refused (None: nothing, it has a value of its own)",
-            file=sys.stderr,
+            f"{self.replaced} in place of what it refused (None: nothing, it has a value of its own)"
         )
         return True
 
@@ -265,8 +282,29 @@ class ServerModel(AdaptiveModel):
         """Print the first failed try: without a message the wait would look like a hang."""
         reason = self.quote(reason)
         if not self.last_failure:
-            tqdm.write(f"{self.url}: {reason}; trying again", file=sys.stderr)
+            tell(f"{self.url}: {reason}; trying again")
         self.last_failure = reason
+
+    def keep_name(self, name):
+        """Keep the name of the model that has answered. Print a warning at the second name."""
+        if name and name not in self.served:
+            self.served.append(name)
+            if len(self.served) == 2:
+                tell(
+                    f"warning: {self.url}: asked for {self.name}, it answered as {self.served[0]!r}, and "
+                    f"now as {name!r}: results of two models are mixed (their names are kept)"
+                )
+
+    def warn_of_marks(self, reply):
+        """Print a warning, once, if a reply has a mark of a chat template, but for quotations."""
+        mark = re.search(MARKS, re.sub(QUOTED, "_", reply.strip()))
+        if mark and not self.has_marks:
+            self.has_marks = True
+            tell(
+                f"warning: {self.url}: a reply has {mark[0]!r}, a mark of a chat template, and the user "
+                "hears it. Let the server take out thoughts (vLLM: --reasoning-parser, llama.cpp: "
+                "--reasoning-format) and end tokens (skip_special_tokens; make them stop a reply)"
+            )
 
     def quote(self, words):
         """An error or a server's words as one line, for a message. Without our key: some servers
@@ -285,17 +323,21 @@ def read_response(text):
                                                                cut (`Answer.problem`)
         {"error": {"code": 502, "message": "overloaded"}}      502, "overloaded"; 500 without a code
         {"choices": [{"finish_reason": "content_filter"}]}     400, that a filter took it away
+        data: {"choices": [...]}                               406, that it is an event stream
         a web page, half an object, an unknown kind of content 200, None
 
     Content may be a list of parts. Reasoning is in a field with one of two names."""
     try:
-        body = parse_json(text)
+        body = parse_json(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError):
+        if re.search(r"^data:|data: ?\[DONE\]\s*$", text, re.M):
+            return 406, 'an event stream, although the request says "stream": false; switch it off'
         return 200, None
     choice = value_at(body, "choices", 0)
     message = value_at(choice, "message")
     content = value_at(message, "content")
     answer = Answer(texts_in(content))
+    answer.model = texts_in(value_at(body, "model"))
     reason = str(value_at(choice, "finish_reason")).lower()  # why the answer has ended
     error = value_at(body, "error") or value_at(choice, "error") or value_at(message, "error")
     # some gateways write "no error" beside an answer
@@ -354,7 +396,38 @@ def texts_in(content):
     return content if isinstance(content, str) else ""
 
 
+def seconds_to_wait(headers):
+    """The seconds that a server wants to be left alone: Retry-After, in seconds or as a date, or
+    retry-after-ms. 0 if it says nothing that can be read."""
+    value = headers.get("retry-after", 0)
+    with suppress(ValueError):
+        if date := parsedate_tz(value):
+            return mktime_tz(date) - time.time()
+        return float(headers.get("retry-after-ms", 0)) / 1000 or float(value)
+    return 0
+
+
+# What a reply may quote, with a mark in it: code, what stands in quotation marks, a line behind a
+# ">", and <s>words that are struck out</s>.
+QUOTED = r"""(?xsm)
+    (`{3,}|~{3,}).*?(?:\1|\Z) | (`{1,2})[^\n]*?\2 | <code>.*?</code> | ^[ ]*>[^\n]*
+    | "[^"\n]*" | “[^”]*” | „[^“”]*[“”] | «[^»]*» | 「[^」]*」 | ‘[^’\n]*’ | (?<!\w)'[^'\n]*'(?!\w)
+    | (?<=.)<s>.*?</s> | <s>.*?</s>(?=.)"""
+# Marks that chat templates put around a thought, and between and behind messages. (The tags <think>
+# and </think> are read by rollout.read_reply.)
+MARKS = r"""(?x)
+    <[|｜]/?[\w▁:.-]{2,}[|｜]?> | </?\w{2,}[|｜]> | \[[|]\w{4,}[|]\]  # <|im_end|> <channel|> [|user|]
+    | </?(?!think>)(?i:(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reasoning))> | ◁/?think▷
+    | \[/?(?:THINK|INST)\] | <(?:start|end)_of_(?:turn|utterance)> | assistantfinal
+    | \A(?:<s>|<bos>) | (?:</s>|<eos>|<pad>|<eot>|\[EOS\])\Z"""
+
+
 # ------------------------------------------------------------------------------- making a request
+
+
+def tell(words):
+    """Print a line above the progress bar."""
+    tqdm.write(words, file=sys.stderr)
 
 
 def json_schema(kind):

@@ -8,7 +8,6 @@ from support.errors import (
     BadInput,
     BadModel,
     SimulatorFailed,
-    SimulatorRefused,
     TooManyLost,
     UnreadableAnswers,
 )
@@ -54,9 +53,10 @@ async def check(simulator, with_feelings=True):
 async def find_form(simulator):
     """The first question reveals a wrong key or model, and a model that cannot keep the form of an
     answer. A server is asked in each of its formats, the strictest first. A format is given up
-    after a refusal (a gateway's 404 may mean the form), three unreadable answers in a row, or some
-    faults of the server (5xx; some fail at a schema alone); at the last one the run waits for the
-    server. The first format that brings a readable answer is printed, and used from then on.
+    after a refusal of the prompt (a gateway's 404 may mean the form), three unreadable answers in a
+    row, or some faults of the server (5xx; some fail at a schema alone); at the last one the run
+    waits for the server. The first format that brings a readable answer is printed, and used from
+    then on.
 
     Returns the change of emotion at the kind reply. With a reader the model is asked for the
     person's next line instead; then it is None. Raises as `check`."""
@@ -72,7 +72,7 @@ async def find_form(simulator):
                 change = None
             else:
                 change = await change_at(simulator, CHECK_REPLIES[simulator.lang][0])
-        except (UnreadableAnswers, SimulatorRefused) as error:
+        except UnreadableAnswers as error:
             problems.append(error)
             continue
         if form:

@@ -8,7 +8,7 @@ few hundred words: "My sister forgot my birthday. I feel hurt.")
 """
 
 from support.command_line import SCRIPTED, WIDTH, Parser, fold, scripted_notice
-from support.errors import BadInput
+from support.errors import BadInput, harmless
 from support.needs import hidden_need
 from support.results import analysis_in
 
@@ -23,6 +23,11 @@ from rollout import SEEDS, converse, read_reply
 from simulator import EMOTION_SCHEMA
 
 INDENT = 26 * " "  # of what the other side does not see
+
+
+def say(*words):
+    """Print words, which may be a model's."""
+    print(harmless(" ".join(words)))
 
 
 def main(argv=None):
@@ -59,7 +64,7 @@ def chat(args):
     policy = load_policy(find_weights(args.policy, args.step), args)
     seed = secrets.randbits(32)  # every chat has another one
     agent = Friend(policy.make_agent(seed=seed), "it> ")
-    print(f"You talk to {policy.label}. An empty line ends the chat.")
+    say(f"You talk to {policy.label}. An empty line ends the chat.")
     with asyncio.Runner() as runner:
         while line := ask_line():
             reply = runner.run(agent.reply(line))
@@ -85,15 +90,15 @@ def show(args):
     user = ShownUser(simulator.user(profile, args.start, f"show {profile.id}"))
     if args.as_policy:
         agent = Friend()
-        print(f"You are the policy: up to {args.max_turns} replies. An empty line ends the chat.")
+        say(f"You are the policy: up to {args.max_turns} replies. An empty line ends the chat.")
         if settings["simulator"] in SCRIPTED:
-            print("The user follows sentences of the toy only; python -m toy.world prints some.")
+            say("The user follows sentences of the toy only; python -m toy.world prints some.")
     else:
         seed = [args.seed, SEEDS["benchmark"], 0]  # 0: as of the first user of evaluate.py
         agent = Friend(policy.make_agent(seed=seed), "policy ")
-        print(policy.label)
+        say(policy.label)
     notice = scripted_notice(settings["simulator"], settings["reader"])
-    print(f"{fold(notice)}\n\n{profile.player}\n")
+    say(f"{fold(notice)}\n\n{profile.player}\n")
 
     async def talk():
         await simulator.check()
@@ -103,8 +108,8 @@ def show(args):
     episode = asyncio.run(talk())
     scale = scale_in_words(settings["start"], settings["max_turns"])
     end = "you" if args.as_policy and episode.ended == "context" else episode.ended
-    print(f"ended by {end}, final emotion {episode.emotion} ({scale})")
-    print(fold(hidden_need(profile)))
+    say(f"ended by {end}, final emotion {episode.emotion} ({scale})")
+    say(fold(hidden_need(profile)))
     return 0
 
 
@@ -128,7 +133,7 @@ class ShownUser:
 
     def show(self, line):
         """Print a line with the user's emotion as a bar before it. Returns the line."""
-        print(f"{'#' * round(self.emotion / 5):-<20} {self.emotion:3}  user    {line}")
+        say(f"{'#' * round(self.emotion / 5):-<20} {self.emotion:3}  user    {line}")
         return line
 
     async def feel(self, reply):
@@ -136,7 +141,7 @@ class ShownUser:
         text, change = await self.user.feel(reply)
         answer = analysis_in(text, EMOTION_SCHEMA)
         sentences = " ".join(answer[key] for key in ("content", "activity", "analysis")).strip()
-        print(indent(fold(f"felt: {sentences} ({change:+d})", WIDTH - len(INDENT)), INDENT))
+        say(indent(fold(f"felt: {sentences} ({change:+d})", WIDTH - len(INDENT)), INDENT))
         return text, change
 
 
@@ -156,11 +161,11 @@ class Friend:
             return read_reply(text, think=False) if text else None
         reply = await self.agent.reply(line)
         if reply is None:
-            print("(its context is full)")
+            say("(its context is full)")
         else:
             if reply.thought:
-                print(indent(reply.thought, INDENT))
-            print(self.name, "(malformed) " + reply.text if reply.malformed else reply.visible)
+                say(indent(reply.thought, INDENT))
+            say(self.name, "(malformed) " + reply.text if reply.malformed else reply.visible)
         return reply
 
 

@@ -5,7 +5,9 @@ from unittest.mock import Mock
 
 import pytest
 
+from answering import coded, feeling, saying
 from people import toy_profiles
+from server import Loopback, completion, failure, toy_people
 from tools import chat
 
 RAW = re.compile('"change": -?\\d')  # of an analysis as the model wrote it
@@ -45,6 +47,41 @@ def test_such_a_talk_ends_where_the_benchmark_ends(monkeypatch, capsys):
         assert chat.main(["--as-policy", *flags]) == 0
         assert f"final emotion {end}" in capsys.readouterr().out
     assert chat.main([]) == 2 == chat.main(["toy", "--as-policy"])
+
+
+SIGNS = "\x1b]0;mine\x07 \x1b[2J \rpolicy \x9b31m \b\b \u202e\u2066"
+
+
+def test_control_characters_of_a_model_are_shown_as_signs(tmp_path, monkeypatch, capsys):
+    """A terminal obeys them: a reply renamed its window, cleared the screen, and wrote a line of
+    the other side. What a user's model says, feels and thinks is a model's, too, and so is the
+    complaint of a server. All other signs stay, and so do ends of lines."""
+    plain = "Été 🙂\u200d🙂 \u3000你好\tso\r\n\r\nand so"
+
+    def reply(request):
+        prompt = request["messages"][0]["content"]
+        if request["max_tokens"] == 9:
+            return failure(400, SIGNS)
+        talk = saying(SIGNS) if "<emotion_level>" in prompt else feeling(5, analysis=SIGNS)
+        text = SIGNS + plain if request["messages"][1:] else coded(prompt, talk)
+        return 200, {}, completion(text, reasoning=SIGNS)
+
+    with Loopback(reply=reply) as server:
+        model, people = f"openai:m@{server.url}", toy_people(tmp_path)[:2]
+        talk = ["--show", "--simulator", model, *people, "--max-turns", "2", "--think"]
+        for code, flags in ((0, []), (2, ["--max-tokens", "9"]), (0, talk)):
+            type_in(monkeypatch, "Hello.")
+            assert chat.main([model, *flags]) == code
+    out, err = capsys.readouterr()
+    assert not re.search(
+        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", re.sub("\r\n", "", out + err)
+    )
+    assert (
+        plain in out
+        and r"\x1b]0;mine\x07" in err
+        and out.count(r"\x1b]0;mine\x07") > 6
+        and r"\u202e\u2066" in out
+    )
 
 
 @pytest.mark.slow

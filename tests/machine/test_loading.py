@@ -25,6 +25,7 @@ from engine import TorchEngine
 from local import load_engine, load_local
 from policy_and_users import find_weights, load_policy
 from runs import go, go_on, metrics, refuse
+from tools import chat
 
 pytestmark = pytest.mark.usefixtures("moods")
 
@@ -103,10 +104,10 @@ def test_a_model_that_only_samples_is_loaded_once(tiny_dir, monkeypatch):
     assert policy.make_agent(seed=0).engine.model is loaded[1] and len(loaded) == 2
 
 
-def policy_of(path):
-    """The policy in a directory, as evaluate.py loads it without flags."""
-    args = evaluate.make_parser().parse_args([])
-    return load_policy(find_weights(str(path), None), args)
+def policy_of(path, *flags, reader=None):
+    """The policy in a directory, as evaluate.py loads it with these flags."""
+    args = evaluate.make_parser().parse_args(flags)
+    return load_policy(find_weights(str(path), None), args, reader)
 
 
 def test_the_hub_is_asked_for_a_name_with_an_owner_only(tmp_path, monkeypatch):
@@ -493,3 +494,9 @@ def test_models_as_they_come(pad, tiny_tokenizer, tmp_path, monkeypatch, capfd):
     line = refuse(capfd, "--resume", out, "--template-args", '{"enable_thinking": false}')
     assert "--template-args cannot change" in line
     assert policy_of(out).settings["template_args"] == {"enable_thinking": True}
+    # the policy has its own, so without a reader the flag would do nothing, unseen
+    flag = "--template-args", '{"enable_thinking": false}'
+    for main, policy in ((evaluate.main, ["--policy", out]), (chat.main, [out])):
+        assert f"--template-args: {out}/" in refuse(capfd, *policy, *flag, main=main)
+    hearing = policy_of(out, *flag, reader="local:reader")
+    assert hearing.settings["template_args"] == {"enable_thinking": True}

@@ -10,7 +10,14 @@ from support.errors import (
     SimulatorRefused,
     UnreadableAnswers,
 )
-from support.servers import FORMAT_RETRIES, FORMATS, SAMPLING, ServerModel, json_schema
+from support.servers import (
+    FORMAT_RETRIES,
+    FORMATS,
+    SAMPLING,
+    ServerModel,
+    json_schema,
+    seconds_to_wait,
+)
 
 import asyncio
 import json
@@ -18,12 +25,13 @@ import re
 import time
 from contextlib import suppress
 from dataclasses import replace
+from email.utils import formatdate
 
 import pytest
 
 import evaluate
 import rlver
-from answering import Model, coded, feeling
+from answering import Model, coded, feeling, saying
 from emotion import TRAINING
 from people import toy_profiles
 from players import make_simulator
@@ -31,7 +39,15 @@ from result_files import measure
 from rollout import rollout
 from runs import files, go_on, output_of, refuse, rows, words
 from scripted import Agent
-from server import SOON, Loopback, completion, failure, mild_answer, toy_people
+from server import (
+    SOON,
+    Loopback,
+    check_change,
+    completion,
+    failure,
+    mild_answer,
+    toy_people,
+)
 from simulator import REPLY_SCHEMA, Simulator, User
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -131,6 +147,92 @@ def test_what_may_heal_is_tried_again(capsys):
     assert len(times) == len(responses) and times[1] - times[0] >= 0.4
     assert times[-1] - times[0] < 4  # nobody waited for the silent one
     assert capsys.readouterr().err.count("trying again") == 1
+
+
+@pytest.mark.parametrize(
+    "value, seconds",
+    [
+        ("12", 12),
+        ("0.25", 0.25),
+        (formatdate(time.time() + 3600, usegmt=True), 3600),
+        (time.asctime(time.gmtime(time.time() + 3600)), 3600),  # an older form of the date
+        ("Wed, 21 Oct 2015 07:28:00 GMT", -1e8),  # it is over
+        *[(value, 0) for value in ("", "soon", "1,5", "Wed, 21 Oct 99999 07:28:00 GMT")],
+    ],
+)
+def test_how_long_a_server_wants_to_be_left_alone(value, seconds):
+    """A date was no pause at all: six requests in the 14 seconds of rest that it asked for, which
+    gateways punish with a longer one."""
+    found = seconds_to_wait({"retry-after": value})
+    assert found == pytest.approx(seconds, abs=300) if seconds > 99 else found <= seconds
+    assert seconds_to_wait({"retry-after-ms": "250", "retry-after": "1"}) == 0.25
+    assert seconds_to_wait({}) == 0
+
+
+def test_a_pause_is_kept_and_one_that_is_too_long_is_named():
+    """In milliseconds, too. Nobody could see that the pause was an hour."""
+    responses = [failure(429, "slow", {"retry-after-ms": "400"}), (200, {}, completion("good"))]
+    times, later = [], formatdate(time.time() + 4000, usegmt=True)
+
+    def reply(request):
+        times.append(time.monotonic())
+        return responses[len(times) - 1]
+
+    with Loopback(reply=reply) as server:
+        assert answer_of(server) == "good" and times[1] - times[0] >= 0.4
+    with Loopback(reply=lambda request: failure(429, "slow", {"Retry-After": later})) as server:
+        with pytest.raises(SimulatorFailed, match=r"a pause of 39\d\d s: .*slow"):
+            answer_of(server)
+
+
+STREAM = f"data: {json.dumps(completion('Hi.'))}\n\ndata: [DONE]\n\n".encode()
+GLUED = json.dumps(completion("Hi.")).encode() + b"\n\ndata: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    "status, body, told",
+    [
+        (200, STREAM, "an event stream"),
+        (200, b": connected\n\nevent: message\n" + STREAM, "an event stream"),
+        (200, GLUED, "an event stream"),
+        (200, GLUED.replace(b"\n", b""), "an event stream"),
+        (200, {"error": {"code": 401, "message": "bad key"}}, "401 bad key"),
+        (402, {"error": {"message": "no credit"}}, "402 .*no credit"),
+        (429, {"error": {"code": "insufficient_quota", "message": "plan"}}, "429 .*plan"),
+        (200, {"error": {"code": 429, "message": "exceeded_current_quota"}}, "429 exceeded"),
+    ],
+)
+def test_what_every_question_would_meet_ends_the_check_at_once(status, body, told):
+    """A stream was asked for eight times, each maybe paid, and then "may be tried later"; a quota
+    that is used up for five minutes. One request, and the server's words."""
+    with Loopback(reply=lambda request: (status, {}, body)) as server:
+        with pytest.raises(SimulatorRefused, match=told):
+            asyncio.run(user_at(server).simulator.check())
+        assert server.requests == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\n\n\n" + json.dumps(completion("data: [DONE]")).encode(),
+        json.dumps(completion("a\ndata: b"), indent=1).encode(),
+        b"\xef\xbb\xbf" + json.dumps(completion("Hi.")).encode(),
+    ],
+)
+def test_what_is_whole_json_is_read(body):
+    """Behind empty lines, which keep a connection open; with a byte order mark; as a reply about a
+    stream; whatever the header says. And no stream is asked for: some servers stream unless they
+    are told not to."""
+    asked = []
+
+    def reply(request):
+        asked.append(request)
+        return 200, {"Content-Type": "text/event-stream"}, body
+
+    with Loopback(reply=reply) as server:
+        text = json.loads(body.decode("utf-8-sig"))["choices"][0]["message"]["content"]
+        assert answer_of(server) == text
+    assert [request["stream"] for request in asked] == [False]
 
 
 @pytest.mark.parametrize("fault, last", [("500", "status 500"), ("hang", "silent")])
@@ -421,6 +523,107 @@ def test_a_policy_behind_a_server_that_thinks(flags, response, told, thoughts, t
     for row in rows(tmp_path / "r.jsonl"):
         said = [message for message in row["history"] if message["role"] == "assistant"]
         assert {message["rlver"]["thought"] for message in said} == {thoughts}
+
+
+@pytest.mark.parametrize(
+    "text, mark",
+    [
+        ("<|channel|>analysis<|message|>Sad.<|end|><|start|>assistant...", "<|channel|>"),
+        ("<|channel>thought\nSad.<channel|>I am here.", "<|channel>"),
+        ("analysisSad.assistantfinalI am here.", "assistantfinal"),  # without its special tokens
+        ("[THINK]Sad.[/THINK]I am here.", "[THINK]"),
+        ("<seed:think>Sad.</seed:think>I am here.", "<seed:think>"),
+        ("Sad.\n</thinking>\n\nI am here.", "</thinking>"),
+        ("◁think▷Sad.◁/think▷I am here.", "◁think▷"),
+        ("I am here.<|im_end|>", "<|im_end|>"),
+        ("I am here.<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+        ("I am here.[|endofturn|]", "[|endofturn|]"),
+        ("I am here.<end_of_turn>\n", "<end_of_turn>"),
+        ("I am here.</s>\n", "</s>"),
+        ("<s> I am here.</s>", "<s>"),
+        ('You said "no", I said `yes`.</s>', "</s>"),
+        ("I don't mind, it's `fine`. <|eot_id|>", "<|eot_id|>"),
+    ],
+)
+def test_marks_of_a_template_in_a_policys_reply_are_told(text, mark, tmp_path, capfd):
+    """A thought in other tags than <think>, or an end token: the user heard it, and it was scored,
+    without a word. The first one is named, once for all dialogues; the reply stays as it is."""
+    out = tmp_path / "r.jsonl"
+    with always(completion(text)) as server:
+        flags = ["--policy", f"openai:m@{server.url}", "--limit", 2, "--max-turns", 2, "--out", out]
+        told = output_of(capfd, 0, evaluate.main, *flags)
+    assert told.count("warning") == 1 and f"a reply has {mark!r}, a mark" in told
+    assert all(row["history"][1]["content"] == text.strip() for row in rows(out))
+
+
+def test_a_plain_reply_is_no_mark(capsys):
+    """Hearts and stars, comparisons, tags of HTML, stage directions, and marks that are quoted."""
+    plain = """I <3 you. *hugs* **Really**, a < b, b > a, a <| b |> c, x<y>z.
+[sic] [THINKING ABOUT IT] [YOUR NAME] <sigh> <b>bold</b>, <s>bad</s> good, see <https://a.b/c>.
+`</s>`, ``<|im_end|>`` and "<thinking>" or '<|eot_id|>' are marks; "it wrote [THINK] first" he said.
+“A <seed:think> tag”, «<channel|>», 「[INST]」 and <code><|end|></code> are quoted as well.
+> <|im_end|> stood in my answer
+I will be final, assistant finally, and keep </s> in the middle. It's the boys' <3
+```
+print("<|im_end|>")</s>
+```"""
+    model = ServerModel("m", "http://127.0.0.1:9/v1")
+    for reply in (
+        plain,
+        *plain.splitlines()[:6],
+        "",
+        "<s>bad</s> good",
+        "good <s>bad</s>",
+        "```\n</s>",
+    ):
+        model.warn_of_marks(reply)
+    assert capsys.readouterr().err == ""
+
+
+# --------------------------------------------------------------------------------- who has answered
+
+
+@pytest.mark.parametrize("side", ["simulator", "policy"])
+@pytest.mark.parametrize("second", ["small", "big-2024-08", None])
+def test_the_names_of_the_models_that_answered_are_kept(side, second, tiny_dir, tmp_path, capfd):
+    """A gateway that falls back to another model says so in "model", and nobody looked: two models
+    played the user, or the policy. One name that is not the one asked for is an alias, and no news;
+    some servers say none. The names are no setting: an evaluation with another one goes on."""
+    out, names = tmp_path / "r.jsonl", [second and "big-2024-08", second]
+
+    def reply(request):
+        prompt = request["messages"][0]["content"]
+        text = "I am here."
+        if side == "simulator":
+            felt = feeling(1 + check_change(prompt))
+            text = coded(prompt, saying("Go on.") if "<emotion_level>" in prompt else felt)
+        return 200, {}, completion(text) | {"model": names[server.requests > 6]}
+
+    with Loopback(reply=reply) as server:
+        users = ["--policy", tiny_dir, "--max-tokens", 4, *toy_people(tmp_path / "users")[:2]]
+        flags = [f"--{side}", f"openai:big@{server.url}", *(users if side == "simulator" else ())]
+        flags += ["--max-turns", 3, "--out", out, "--limit"]
+        told = output_of(capfd, 0, evaluate.main, *flags, 4)
+        first, *_, last = [row["rlver"]["served"] for row in rows(out)]
+        found = list(dict.fromkeys(filter(None, names)))
+        assert first[side][:1] == found[:1] and last == {side: found}
+        assert told.count("warning") == (second == "small") == ("now as 'small'" in told)
+        output_of(capfd, 0, evaluate.main, *flags, 5)
+    assert rows(out)[-1]["rlver"]["served"] == {side: found[-1:]}
+
+
+@pytest.mark.parametrize("name", ["big-2024-08", None])
+def test_the_log_of_answers_names_who_answered(name, tmp_path):
+    """Of a run's user and of its reader; a server that says no name adds nothing."""
+    tops = [{"token": "yes", "logprob": -0.5}, {"token": "no", "logprob": -1.5}]
+    body = completion("Hi.") | {"model": name}
+    body["choices"][0]["logprobs"] = {"content": [{"top_logprobs": tops}]}
+    log = CallLog(tmp_path / "calls.jsonl")
+    with always(body) as server:
+        reader = make_simulator("toy", reader=f"openai:big@{server.url}", log=log).reader
+        asyncio.run(user_at(server, log=log).simulator.call("Hello.", REPLY_SCHEMA, "one"))
+        asyncio.run(reader.call(["Is it?"], ("yes", "no"), "two"))
+    assert [row.get("served") for row in rows(log.path)] == 2 * [name and [name]]
 
 
 # ------------------------------------------------------------------------------- the log of answers

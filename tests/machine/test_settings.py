@@ -173,6 +173,10 @@ def test_a_directory_is_known_from_everywhere(tmp_path, monkeypatch):
         ("--simulator toy-weak --lang zh", "--lang zh: the scripted user of --simulator toy-weak"),
         ("--simulator openai:m@host/v1", "openai:m@host/v1: openai:MODEL@URL is needed"),
         ("--simulator openai:m@http://host:99999/v1", "openai:MODEL@URL is needed"),
+        # of a password, also one with an @, in whatever name
+        ("--simulator openai:m@http://me:SE/C@RET@host/v1", "openai:m@http://***@host/v1: "),
+        ("--simulator http://me:SECRET@host/v1", "--simulator http://***@host/v1: unknown"),
+        ("--model https://me:SECRET@host/m", "https://***@host/m"),
         ("--simulator local:nowhere", "local:nowhere"),
         ("--simulator openia:m@http://h", "openia:m@http://h"),
         ("--template-args [1]", "a JSON object is needed"),
@@ -201,7 +205,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     write(Path("chinese.jsonl"), LIN)
     Path("file").write_text("not a directory")
     before = files(".")
-    assert words in refuse(capfd, "--model", tiny_dir, "--steps", 1, *flags.split())
+    line = refuse(capfd, "--model", tiny_dir, "--steps", 1, *flags.split())
+    assert words in line and "RET@" not in line
     assert files(".") == before
 
 

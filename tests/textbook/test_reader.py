@@ -318,6 +318,36 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
     assert hearing.source.replaced == {"top_logprobs": 5} and hearing.scale == scale != {}
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        "",
+        "Unrecognized request argument supplied: chat_template_kwargs",
+        "Kwargs ['enable_thinking'] are not supported by this tokenizer",
+    ],
+)
+def test_a_reader_on_a_server_does_not_think_first(told):
+    """As one in here: `--think` with a Qwen3 policy and a Qwen3 reader found no yes or no, but the
+    beginning of a thought, and with --template-args the policy had no thought either. A server that
+    does not know the word is asked without it."""
+    sent = []
+
+    def reply(request):
+        sent.append(request.get("chat_template_kwargs"))
+        return failure(400, told) if told and sent[-1] else (200, {}, body_of(GOOD))
+
+    with Loopback(reply=reply) as server:
+        for given in (None, {"date_string": "today"}):
+            reader = make_simulator(
+                "toy", reader=f"openai:m@{server.url}", template_args=given
+            ).reader
+            asyncio.run(reader.ask(questions_of(known_replies("test")[0])))
+            first, *rest = sent
+            assert first == {**(given or {}), "enable_thinking": False} and len(rest) >= 3
+            assert all(args == (None if told else first) for args in rest)
+            sent.clear()
+
+
 @pytest.mark.slow
 def test_a_run_whose_feelings_are_read(taught, tmp_path, no_pictures, capfd):
     """The toy speaks, a model hears. Each change in the log follows from its answer; a resumed run
