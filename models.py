@@ -9,7 +9,7 @@ when its weights are not in memory.
 
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
-from support.errors import CannotWrite, naming
+from support.errors import CannotWrite, SelfCheckFailed, naming
 from support.files import write_json
 from support.loading import (
     best_device,
@@ -85,7 +85,7 @@ class Models:
     def __init__(self, cfg, checkpoint, start_file, clock, runner):
         """cfg: Settings. checkpoint: the directory that the run goes on from, or None. start_file:
         of DistanceFromStart. clock: a Clock, which the engine tells when it samples. runner: an
-        asyncio.Runner, for `probe`. Raises BadModel or BadInput.
+        asyncio.Runner, for `probe`. Raises BadModel, BadInput or SelfCheckFailed.
 
         `dtype` is the type in which models compute: bf16 on a GPU, fp32 elsewhere. Optimizers
         change the master weights, which are fp32 everywhere."""
@@ -151,16 +151,19 @@ class Models:
         if checkpoint:
             self.distance.read()
 
-        # 5. A first sync, where one is needed, and a trial of sampling and scoring.
-        # memory and other ranks say nothing about the model
+        # 5. A first sync, where one is needed, and a trial of sampling and scoring. vLLM sleeps and
+        # wakes before the first rollout, so that a failure shows at once. The torch engine has the
+        # base only, without a checkpoint's adapters.
+        is_synced = cfg.engine == "vllm" or (tensors and cfg.lora_rank)
+        # Memory and other ranks say nothing about the model. Nor does a self-check behind a sync:
+        # the weights may not have reached the engine.
         others = torch.OutOfMemoryError, torch.distributed.DistError
+        if is_synced:
+            others += (SelfCheckFailed,)
         with naming(f"--model {cfg.model}: cannot be trained", others):
-            if cfg.engine == "vllm":
-                # Sleep and wake once before the first rollout, so that a failure shows at once.
+            if is_synced:
                 self.engine.sleep()
                 self.sync()  # wakes it
-            elif tensors and cfg.lora_rank:
-                self.sync()  # the engine has the base only, without the checkpoint's adapters
             self.probe(32)
 
     def set_learning_rates(self, share):

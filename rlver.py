@@ -49,8 +49,8 @@ UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 def train(run):
     """The whole loop of the RunDir `run`. A new run begins with an evaluation, a resumed one at its
     newest checkpoint. With many ranks each has its own dialogues, its own engine and a shard of the
-    models. Raises SimulatorRefused, TooManyLost or CannotWrite at any time, BadInput or BadModel
-    before config.json is written, SelfCheckFailed later."""
+    models. Raises SimulatorRefused, TooManyLost, CannotWrite or SelfCheckFailed at any time, BadInput
+    or BadModel before config.json is written."""
     simulator, users, models = set_up(run)
     cfg, state = run.cfg, run.state
     run.stop.catch()  # from here on a signal loses no step
