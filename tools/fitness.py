@@ -22,7 +22,7 @@ continues a stopped measurement. Only the questions that are put a second time a
 """
 
 from support.answers import PROMPTS
-from support.command_line import SCRIPTED, from_anywhere, positive, print_folded
+from support.command_line import SCRIPTED, from_anywhere, positive, print_folded, refuse_nesting
 from support.errors import (
     MAX_LOST,
     BadInput,
@@ -332,6 +332,7 @@ def examine(args):
         raise BadInput("--foils, --likelihood: they need the log-odds of a --reader")
     if args.likelihood and not args.foils:
         raise BadInput("--likelihood: how many others? --foils K")
+    refuse_nesting()
     speaks = args.simulator is not None  # a reader alone has no lines
     is_scripted = args.simulator in SCRIPTED  # hears, and speaks for, the toy's people only
     rows = known_replies("test")

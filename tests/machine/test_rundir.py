@@ -342,7 +342,7 @@ def test_a_run_that_is_over_or_still_going_is_left_alone(out, capfd):
     told = output_of(capfd, 0, rlver.main, "--resume", out)
     assert "is finished" in told and "--steps N, N the total" in told
     running = rundir.RunDir(out, Settings(**read_json(out / "config.json")))
-    running.open()
+    running.take_lock()
     told = output_of(capfd, 2, rlver.main, "--resume", out, "--steps", 3)
     assert "another process is at work there" in told
     running.close()
@@ -354,12 +354,13 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
     first one's, and its empty logs the lines that the first has written."""
     out = tmp_path / "out"
     first, second = (rundir.RunDir(out, resolve_settings({"seed": seed})) for seed in (0, 1))
-    second.open()
+    second.take_lock()
+    first.try_to_save(lambda path, state: path.mkdir(), 1)
     first.restore(None, [], "")
     first.append("metrics.jsonl", {"step": 1})
     before = files(out)
     with pytest.raises(BadInput, match="another process"):
-        second.restore(None, [], "")
+        second.try_to_save(lambda path, state: path.mkdir(), 1)
     assert files(out) == before
 
 
