@@ -273,6 +273,78 @@ def test_a_killed_run_goes_on(algo, name, size, kind, whole, tiny_dir, tmp_path)
     alike(out, whole(algo))
 
 
+def killed(out, work, patch=()):
+    """In a process of its own, work(RunDir) kills it. patch: arguments of setattr."""
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        return
+    try:
+        run = rundir.RunDir(out, resolve_settings({}))
+        run.take_lock()
+        run.start_time, newest = 0, run.open()
+        run.state = newest and rundir.state_of(newest) | {"step": 3}
+        setattr(*patch) if patch else None
+        work(run)
+    finally:
+        os._exit(0)
+
+
+def die(*args, **more):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_half(path, state):
+    path.mkdir()
+    (path / "model.safetensors").touch()
+    die()
+
+
+def write_all(path, state):
+    shutil.copytree(path.with_name("checkpoint-000002"), path)
+    write_json(path / "state.json", state)
+
+
+def test_a_start_that_was_killed_in_its_trial_is_given_again(tiny_dir, tmp_path):
+    """Its hidden directory stayed for ever. And because of it the same command was refused, as if a
+    run were there."""
+    out = tmp_path / "out"
+    killed(out, lambda run: run.try_to_save(write_half, 1))
+    assert [path.name[:8] for path in out.iterdir()] == ["..trial-"]
+    assert go(tiny_dir, out, "--steps", 0) == 0
+    assert not list(out.glob(".*"))
+
+
+NO_REMOVAL = shutil, "rmtree", die  # killed when what was written has its name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "work, patch",
+    [
+        (lambda run: run.try_to_save(write_half, 1), ()),
+        (lambda run: run.try_to_save(write_all, 1), NO_REMOVAL),
+        (lambda run: run.save(write_half), ()),
+        (lambda run: run.save(write_all), NO_REMOVAL),
+    ],
+    ids=["in the trial", "behind the trial", "in a save", "behind a save"],
+)
+def test_what_a_killed_run_leaves_is_removed(work, patch, out):
+    """By the next start, or with the next checkpoint: each is as large as a model. Nothing else is:
+    what has another name is the user's."""
+    mine = ".notes .checkpoint-best .checkpoint-000002-best checkpoint-best .trial-run".split()
+    for name in mine:
+        shutil.copytree(out / "checkpoint-000002", out / name)
+    before = {*files(out)}
+    killed(out, work, patch)
+    assert {*files(out)} > before
+    for name in ("start.pt", "config.json", "heldout.json", "summary.json", "report.html"):
+        shutil.copy(out / name, out / f".{name}")
+    assert go_on(out, "--steps", 4, "--save-every", 1) == 0
+    left = {path.name for path in out.glob("[.c]*") if path.is_dir() or path.name[0] == "."}
+    assert left == {*mine, "checkpoint-000003", "checkpoint-000004"}
+
+
 def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
     """A checkpoint may reach the disk before the log does. To cut a file to more than its length
     writes a hole into it that no JSON reader passes; a line behind half a line is lost."""
