@@ -229,10 +229,12 @@ def test_what_the_first_rank_cannot_do_ends_all(name, number, told, tmp_path):
     """It writes for all, to a disk that is full. The others waited for it in a collective call, and
     ended with a traceback about a lost connection, or minutes later."""
     out = tmp_path / "out"
+    flags = [*SMALL, "--max-tokens", 48, "--out", out]
     if not number:
         out.mkdir()
         held = lock(out)
-    flags = [*SMALL, "--max-tokens", 48, "--out", out]
+        # nobody asks it, but the other rank waits for what the first one would find out about it
+        flags += ["--simulator", "openai:nobody@http://127.0.0.1:1", *toy_people(tmp_path)]
     code, _, err = torchrun(2, __file__, "full", name, number, *flags, timeout=120)
     if not number:
         os.close(held)
