@@ -10,7 +10,7 @@ when its weights are not in memory.
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
 from support.errors import CannotWrite, SelfCheckFailed, naming
-from support.files import write_json
+from support.files import write_json, write_whole
 from support.loading import (
     best_device,
     load_model,
@@ -33,7 +33,6 @@ from support.rundir import FIRST_CHECKPOINT
 
 import copy
 import math
-import os
 from functools import partial
 from operator import attrgetter
 
@@ -402,7 +401,8 @@ class DistanceFromStart:
         self.policy, self.device, self.path = policy, device, path
 
     def keep(self, episodes):
-        """Write the first of these episodes, over all ranks, to the file, and read it."""
+        """Write the first of these episodes, over all ranks, to the file, and read it. Raises
+        CannotWrite."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
         episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
         pairs = []
@@ -410,10 +410,7 @@ class DistanceFromStart:
             batch = pack([episode])
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
             pairs.append((vars(batch), log_probs.cpu()))
-        if rank() == 0:
-            scratch = self.path.with_name(f".{self.path.name}")  # nobody ever finds half a file
-            torch.save(pairs, scratch)
-            os.replace(scratch, self.path)
+        broadcast(write_whole, self.path, partial(torch.save, pairs))
         self.read()
 
     def read(self):

@@ -12,7 +12,7 @@ them.
 from support import STARTED
 from support.calls import CallLog, Clock
 from support.command_line import SCRIPTED
-from support.errors import MAX_LOST, BadInput, CannotWrite, TooManyLost, one_line
+from support.errors import MAX_LOST, BadInput, TooManyLost
 from support.files import (
     append_line,
     cut_unfinished_line,
@@ -21,6 +21,7 @@ from support.files import (
     read_jsonl,
     size_of,
     write_json,
+    write_whole,
 )
 from support.metrics import MALFORMED, warnings_of
 from support.stopping import StopSignal
@@ -31,6 +32,7 @@ import itertools
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -244,7 +246,7 @@ class RunDir:
         name = f"checkpoint-{state['step']:06d}"
         state["log_bytes"] = {log: size_of(self.path / log) for log in state["log_bytes"]}
         state["checkpoints"].append(name)
-        self.write_whole(self.path / name, write, state)
+        write_whole(self.path / name, partial(write, state=state))
         # It is forgotten behind the write: after a kill the next save removes it.
         while len(state["checkpoints"]) > 2:
             old = state["checkpoints"].pop(0)
@@ -262,7 +264,7 @@ class RunDir:
         self.path.mkdir(parents=True, exist_ok=True)
         self.take_lock()
         trial = self.path / f".trial-{time.time_ns()}"  # what an earlier one left may be there
-        self.write_whole(trial, write, {})
+        write_whole(trial, partial(write, state={}))
         shutil.rmtree(trial, ignore_errors=True)
         free = shutil.disk_usage(self.path).free
         needed = size * (3 - len(checkpoints(self.path)[-2:]))
@@ -271,19 +273,6 @@ class RunDir:
                 f"warning: {self.path} has {free / 1e9:.1f} GB left, and checkpoints need about "
                 f"{needed / 1e9:.1f} more"
             )
-
-    def write_whole(self, path, write, state):
-        """Write a checkpoint under another name and rename it, so that nobody ever finds half of
-        one. write: as in `save`. Raises CannotWrite."""
-        scratch = path.with_name(f".{path.name}")
-        try:
-            write(scratch, state)
-            os.rename(scratch, path)
-        except Exception as error:
-            hint = "; is the disk full?" if isinstance(error, OSError) else ""
-            raise CannotWrite(f"{path} could not be written ({one_line(error)}){hint}") from None
-        finally:  # also at Ctrl-C
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 # -------------------------------------------------------------------------------------- checkpoints

@@ -614,6 +614,23 @@ def test_what_cannot_be_saved_shows_before_the_first_dialogue(
     assert told.count("\n") == 1 and "disk" not in told and files(out) == {}
 
 
+def test_what_torch_says_of_a_full_disk_is_one_line(tiny_dir, tmp_path, capfd, monkeypatch):
+    """It is no OSError. Of a checkpoint it was one line, of start.pt a traceback."""
+    save = torch.save
+
+    def save_to_full_disk(value, path):
+        if path.name == ".start.pt":
+            raise RuntimeError("unexpected pos 7808\nvs 7752")
+        save(value, path)
+
+    monkeypatch.setattr(torch, "save", save_to_full_disk)
+    told = output_of(
+        capfd, 1, rlver.main, *words("--model", tiny_dir, *SMALL, "--out", tmp_path / "out")
+    )
+    *_, last = told.splitlines()
+    assert "start.pt could not be written (unexpected pos 7808 vs 7752); go on with: " in last
+
+
 @pytest.mark.parametrize(
     "name, told",
     [("chat_template.jinja", "no chat template"), ("generation_config.json", "other stop tokens")],
