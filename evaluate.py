@@ -17,7 +17,7 @@ support/results.py has the lines of result files.
 """
 
 from support import files
-from support.command_line import Parser, print_folded
+from support.command_line import Parser, print_folded, refuse_nesting
 from support.errors import MAX_LOST, BadInput, TooManyLost
 from support.metrics import score_summary, scores_by, signs, signs_in_words
 from support.report import print_table
@@ -283,6 +283,7 @@ def run_before_after(args):
 def run_benchmark(args):
     """Hold the dialogues that the result file lacks, and print the tables. Returns the ids of the
     users. Raises TooManyLost, in the end, if more than a fifth of the dialogues are missing."""
+    refuse_nesting()
     policy, simulator, users, settings = load_both_sides(args, args.policy or newest_run())
     path = Path(args.out or default_path(policy))
     files.refuse_overwriting({"--json": args.json}, [path])

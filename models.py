@@ -9,8 +9,8 @@ when its weights are not in memory.
 
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
-from support.errors import CannotWrite, naming
-from support.files import write_json
+from support.errors import CannotWrite, SelfCheckFailed, naming
+from support.files import write_json, write_whole
 from support.loading import (
     best_device,
     best_dtype,
@@ -33,7 +33,6 @@ from support.rundir import FIRST_CHECKPOINT
 
 import copy
 import math
-import os
 from functools import partial
 from operator import attrgetter
 
@@ -85,7 +84,7 @@ class Models:
     def __init__(self, cfg, checkpoint, start_file, clock, runner):
         """cfg: Settings. checkpoint: the directory that the run goes on from, or None. start_file:
         of DistanceFromStart. clock: a Clock, which the engine tells when it samples. runner: an
-        asyncio.Runner, for `probe`. Raises BadModel or BadInput.
+        asyncio.Runner, for `probe`. Raises BadModel, BadInput or SelfCheckFailed.
 
         `dtype` is the type in which models compute (`best_dtype`). Optimizers change the master
         weights, which are fp32 everywhere."""
@@ -150,16 +149,19 @@ class Models:
         if checkpoint:
             self.distance.read()
 
-        # 5. A first sync, where one is needed, and a trial of sampling and scoring.
-        # memory and other ranks say nothing about the model
+        # 5. A first sync, where one is needed, and a trial of sampling and scoring. vLLM sleeps and
+        # wakes before the first rollout, so that a failure shows at once. The torch engine has the
+        # base only, without a checkpoint's adapters.
+        is_synced = cfg.engine == "vllm" or (tensors and cfg.lora_rank)
+        # Memory and other ranks say nothing about the model. Nor does a self-check behind a sync:
+        # the weights may not have reached the engine.
         others = torch.OutOfMemoryError, torch.distributed.DistError
+        if is_synced:
+            others += (SelfCheckFailed,)
         with naming(f"--model {cfg.model}: cannot be trained", others):
-            if cfg.engine == "vllm":
-                # Sleep and wake once before the first rollout, so that a failure shows at once.
+            if is_synced:
                 self.engine.sleep()
                 self.sync()  # wakes it
-            elif tensors and cfg.lora_rank:
-                self.sync()  # the engine has the base only, without the checkpoint's adapters
             self.probe(32)
 
     def set_learning_rates(self, share):
@@ -397,7 +399,8 @@ class DistanceFromStart:
         self.policy, self.device, self.path = policy, device, path
 
     def keep(self, episodes):
-        """Write the first of these episodes, over all ranks, to the file, and read it."""
+        """Write the first of these episodes, over all ranks, to the file, and read it. Raises
+        CannotWrite."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
         episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
         pairs = []
@@ -405,10 +408,7 @@ class DistanceFromStart:
             batch = pack([episode])
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
             pairs.append((vars(batch), log_probs.cpu()))
-        if rank() == 0:
-            scratch = self.path.with_name(f".{self.path.name}")  # nobody ever finds half a file
-            torch.save(pairs, scratch)
-            os.replace(scratch, self.path)
+        broadcast(write_whole, self.path, partial(torch.save, pairs))
         self.read()
 
     def read(self):

@@ -17,6 +17,7 @@ pictures are in support/; a first reading can skip them.
 
 # support comes first: it sets up what must be set up before torch is imported
 from support import errors, ranks, report, rundir, settings
+from support.command_line import refuse_nesting
 from support.files import digest
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
@@ -50,8 +51,8 @@ UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 def train(run):
     """The whole loop of the RunDir `run`. A new run begins with an evaluation, a resumed one at its
     newest checkpoint. With many ranks each has its own dialogues, its own engine and a shard of the
-    models. Raises SimulatorRefused, TooManyLost or CannotWrite at any time, BadInput or BadModel
-    before config.json is written, SelfCheckFailed later."""
+    models. Raises SimulatorRefused, TooManyLost, CannotWrite or SelfCheckFailed at any time, BadInput
+    or BadModel before config.json is written."""
     simulator, users, models = set_up(run)
     cfg, state = run.cfg, run.state
     run.stop.catch()  # from here on a signal loses no step
@@ -102,7 +103,7 @@ def train(run):
         state["seconds"]["update"] += sync_end - rollout_end
         row = row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics)
         row["seconds"] = sync_end - start
-        run.log_step(all_episodes, row)
+        ranks.broadcast(run.log_step, all_episodes, row)
         bar.set_postfix_str(progress(row, rollout_end - start))
 
         # ---- 6. Evaluate and save, where it is due.
@@ -125,6 +126,7 @@ def set_up(run):
     # Of such users only the story is new. The released files have some, too.
     if both := {user.player for user in users} & {user.player for user in heldout}:
         run.tell(f"warning: personas both trained on and held out: {len(both)}")
+    ranks.broadcast(run.take_lock)
     checkpoint = run.open()
     # Before the first dialogue: a wrong key or model shows at once.
     if run.calls.path:  # else the user is a script, and no call is logged
@@ -132,7 +134,7 @@ def set_up(run):
         # the first rank finds out what the server takes, and tells the others
         simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
     models = Models(cfg, checkpoint, run.start_file, run.clock, run.runner)
-    run.try_to_save(models.write_trial, models.checkpoint_bytes())
+    ranks.broadcast(run.try_to_save, models.write_trial, models.checkpoint_bytes())
     run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": people})
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size(), run.state["step"]
@@ -174,7 +176,7 @@ def evaluate(run, simulator, models, step):
     scores = {"step": step, **summarise(all_episodes), **counts}
     state["seconds"]["evaluate"] += time.perf_counter() - start
     state["evaluations"].append(scores)
-    run.log_evaluation(all_episodes, scores)
+    ranks.broadcast(run.log_evaluation, all_episodes, scores)
     if step in (0, run.cfg.steps):
         first = all_episodes[0]
         title = "after training" if step else "before training"
@@ -185,7 +187,8 @@ def save(run, models):
     """Write a checkpoint of the last whole step, unless it has one. All ranks gather, the first one
     writes."""
     if run.saved_step < run.state["step"]:
-        run.save(models.gather() if run.state["step"] else models.write_state)
+        ranks.broadcast(run.save, models.gather() if run.state["step"] else models.write_state)
+        run.saved_step = run.state["step"]
         if run.saved_step > 0:
             draw_report(run)
 
@@ -296,16 +299,17 @@ def interrupt(*_):
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     flags = vars(settings.make_parser().parse_args(argv))
-    run, out, code, message = None, None, 0, ""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, interrupt)
+    run, out, code, message, handlers = None, None, 0, "", {}
     try:
+        refuse_nesting(in_main_thread=True)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        signal.signal(signal.SIGINT, interrupt)
         ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(flags) != "toy")
         cfg, out, finished = ranks.broadcast(settings.open_run, flags)
         if not finished:
             run = rundir.RunDir(out, cfg, ranks.rank())
             train(run)
-            run.finish()
+            ranks.broadcast(run.finish)
             draw_report(run)
         if ranks.rank() == 0:
             print_summary(out)

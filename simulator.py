@@ -216,7 +216,7 @@ class Simulator(Caller):
 
     def example(self):
         """A user for `check`, in the run's language, who has said the first line."""
-        profile, *_ = load_profiles(PROMPTS / "profiles" / f"{self.lang}_train.jsonl")
+        [profile] = load_profiles(PROMPTS / self.lang / "check.jsonl")
         line = {"speaker": "me", "text": profile.first_talk}
         return self.user_class(self, profile, dialogue=[line])
 

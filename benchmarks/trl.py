@@ -72,7 +72,7 @@ class TimedRun(RunDir):
         self.cycles.end({**self.cycle, "score": scores["score"]})
 
     def save(self, write):
-        self.saved_step = self.state["step"]
+        pass
 
 
 def train_with_trl(run, cycles):

@@ -6,12 +6,14 @@ from support.errors import WITH_A_MESSAGE, BadInput, explain
 from support.files import parse_json
 
 import argparse
+import asyncio
 import contextlib
 import math
 import os
 import re
 import sys
 import textwrap
+import threading
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -73,6 +75,19 @@ def read_checked(read, test, what, text):
     except ValueError:
         pass  # what `read` cannot read
     raise argparse.ArgumentTypeError(f"{what} is needed, not {text!r}")
+
+
+def refuse_nesting(in_main_thread=False):
+    """Raise BadInput in a running asyncio loop, because a program starts its own. in_main_thread:
+    also in any thread but the main one, which alone can handle signals."""
+    inside = ""
+    if in_main_thread and threading.current_thread() is not threading.main_thread():
+        inside = "a thread"
+    with contextlib.suppress(RuntimeError):  # no loop is running
+        asyncio.get_running_loop()
+        inside = "an asyncio loop, as a notebook has one"
+    if inside:
+        raise BadInput(f"cannot run in {inside}; run it as a command (in a notebook: !python ...)")
 
 
 # types for argparse, each a function of the text

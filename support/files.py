@@ -1,12 +1,13 @@
 """support/files.py - files that are written whole or not at all; incoming text and JSON; locks."""
 
-from support.errors import BadInput
+from support.errors import BadInput, CannotWrite, one_line
 
 import fcntl
 import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,6 +22,20 @@ def write_file(path, text):
     scratch = path.with_name(f".{path.name}")
     scratch.write_text(text, "utf-8", "replace")
     os.replace(scratch, path)
+
+
+def write_whole(path, write):
+    """As `write_file`, with what write(scratch path) writes: a file or a directory. What cannot be
+    written is removed, also at Ctrl-C, if it is a directory. Raises CannotWrite."""
+    scratch = path.with_name(f".{path.name}")
+    try:
+        write(scratch)
+        os.replace(scratch, path)
+    except Exception as error:
+        hint = "; is the disk full?" if isinstance(error, OSError) else ""
+        raise CannotWrite(f"{path} could not be written ({one_line(error)}){hint}") from None
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def write_json(path, value):

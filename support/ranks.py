@@ -108,18 +108,18 @@ def all_gather_list(things):
 
 def broadcast(function, *args):
     """Call function(*args) on the first rank alone. Returns its result on every rank. If it raises
-    a RunError, every rank raises it, because the other ranks would wait for the result."""
+    a RunError or an OSError, every rank raises it, because the others would wait for the result."""
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:
             box = [function(*args)]
-        except RunError as error:
+        except (RunError, OSError) as error:
             error.on_all_ranks = True
             box = [error]
     if world_size() > 1:
         dist.broadcast_object_list(box)
     [result] = box
-    if isinstance(result, RunError):
+    if isinstance(result, (RunError, OSError)):
         raise result
     return result
 

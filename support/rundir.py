@@ -5,14 +5,14 @@
 
 A run may be killed at any moment. So a file is written under another name and renamed, logs grow by
 whole lines, and a checkpoint holds the length of each log: later lines are cut off, and their steps
-are done again. Nothing here knows a policy's weights: `RunDir.save` gets a function that writes
-them.
+are done again. What was not renamed is removed. Nothing here knows a policy's weights: `RunDir.save`
+gets a function that writes them.
 """
 
 from support import STARTED
 from support.calls import CallLog, Clock
 from support.command_line import SCRIPTED
-from support.errors import MAX_LOST, BadInput, CannotWrite, TooManyLost, harmless, one_line
+from support.errors import MAX_LOST, BadInput, TooManyLost, harmless
 from support.files import (
     append_line,
     cut_unfinished_line,
@@ -21,15 +21,18 @@ from support.files import (
     read_jsonl,
     size_of,
     write_json,
+    write_whole,
 )
 from support.metrics import MALFORMED, warnings_of
 from support.stopping import StopSignal
 
 import asyncio
 import contextlib
+import itertools
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -53,7 +56,8 @@ LOGGED = ("profile_id", "group", "first_line", "turns", "ended", "reward")  # of
 class RunDir:
     """The directory of one run: its files, its messages, and what is open while the run lasts.
     Every rank has such an object, but only the first one writes and prints (each logs its own calls
-    to the user's model).
+    to the user's model). What it does alone is called by ranks.broadcast, so that all ranks end if it
+    fails: take_lock, try_to_save, log_step, log_evaluation, save, finish.
 
     path, cfg      the directory; Settings
     runner         the asyncio.Runner in which all dialogues are held
@@ -83,12 +87,21 @@ class RunDir:
 
     # ---- begin and end
 
-    def open(self):
-        """Lock the directory, if it is there, and read the logged calls. The lock ends with the
-        process, or with `close`. Returns the newest checkpoint, or None. Raises BadInput if the
-        checkpoint is not whole."""
-        if self.first and self.path.exists():  # two runs would undo each other's files
+    def take_lock(self):
+        """Lock the directory, if it is there, because two runs would undo each other's files. Remove
+        what a killed run has left there. The lock ends with the process, or with `close`. Raises
+        BadInput if another process has it."""
+        if self.held_lock is None and self.path.exists():
             self.held_lock = lock(self.path)
+            for left in itertools.chain(*map(self.path.glob, SCRATCH)):
+                if left.is_dir():
+                    shutil.rmtree(left, ignore_errors=True)
+                else:
+                    left.unlink()
+
+    def open(self):
+        """Read the logged calls. Returns the newest checkpoint, or None. Raises BadInput if the
+        checkpoint is not whole."""
         [newest] = checkpoints(self.path)[-1:] or [None]
         if newest:
             state_of(newest)
@@ -99,8 +112,8 @@ class RunDir:
     def restore(self, checkpoint, heldout, digests):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again; write config.json and heldout.json. The directory
-        is made on every rank, and locked if it is new. digests: of what decides a dialogue and
-        stands in no setting (DIGESTS). Raises BadInput."""
+        is made on every rank. digests: of what decides a dialogue and stands in no setting (DIGESTS).
+        Raises BadInput."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -125,8 +138,6 @@ class RunDir:
         self.start_time = STARTED - state["seconds"]["total"]
         self.path.mkdir(parents=True, exist_ok=True)  # each rank logs its own calls there
         if self.first:
-            if self.held_lock is None:  # a new run; another may have begun here since `open`
-                self.held_lock = lock(self.path)
             for name, size in state["log_bytes"].items():
                 path = self.path / name
                 if size_of(path) > size:
@@ -144,8 +155,6 @@ class RunDir:
 
     def finish(self):
         """Write summary.json, which marks the run as finished."""
-        if not self.first:
-            return
         state = self.state
         state["seconds"]["total"] = time.perf_counter() - self.start_time
         evaluations = state["evaluations"]
@@ -236,21 +245,19 @@ class RunDir:
 
     def save(self, write):
         """Write a checkpoint of the last whole step. Then remove all but the newest two of those
-        that this run wrote. Only the first rank writes.
+        that this run wrote.
 
         write(directory, state): a function that writes all its files (Models.gather returns it).
         Raises CannotWrite."""
         state = self.state
-        self.saved_step = state["step"]
         state["seconds"]["total"] = time.perf_counter() - self.start_time
         name = f"checkpoint-{state['step']:06d}"
-        if not self.first:
-            return
         state["log_bytes"] = {log: size_of(self.path / log) for log in state["log_bytes"]}
-        names = [*state["checkpoints"], name]
-        state["checkpoints"] = names[-2:]
-        self.write_whole(self.path / name, write, state)
-        for old in names[:-2]:
+        state["checkpoints"].append(name)
+        write_whole(self.path / name, partial(write, state=state))
+        # It is forgotten behind the write: after a kill the next save removes it.
+        while len(state["checkpoints"]) > 2:
+            old = state["checkpoints"].pop(0)
             # NFS keeps the files that are being read
             shutil.rmtree(self.path / old, ignore_errors=True)
             if (self.path / old).exists() and not self.keeps_old:
@@ -260,12 +267,12 @@ class RunDir:
     def try_to_save(self, write, size):
         """Write and remove a trial checkpoint, and warn if the disk has no room for three of `size`
         bytes: two are kept while the next one is written. So a failure to save shows before
-        anything is paid for. write: as in `save`. Raises CannotWrite."""
-        if not self.first:
-            return
+        anything is paid for. The directory is made and locked, if it is new: another run may have
+        begun there. write: as in `save`. Raises CannotWrite, or BadInput as `take_lock`."""
         self.path.mkdir(parents=True, exist_ok=True)
+        self.take_lock()
         trial = self.path / f".trial-{time.time_ns()}"  # what an earlier one left may be there
-        self.write_whole(trial, write, {})
+        write_whole(trial, partial(write, state={}))
         shutil.rmtree(trial, ignore_errors=True)
         free = shutil.disk_usage(self.path).free
         needed = size * (3 - len(checkpoints(self.path)[-2:]))
@@ -274,19 +281,6 @@ class RunDir:
                 f"warning: {self.path} has {free / 1e9:.1f} GB left, and checkpoints need about "
                 f"{needed / 1e9:.1f} more"
             )
-
-    def write_whole(self, path, write, state):
-        """Write a checkpoint under another name and rename it, so that nobody ever finds half of
-        one. write: as in `save`. Raises CannotWrite."""
-        scratch = path.with_name(f".{path.name}")
-        shutil.rmtree(scratch, ignore_errors=True)
-        try:
-            write(scratch, state)
-            os.rename(scratch, path)
-        except Exception as error:
-            shutil.rmtree(scratch, ignore_errors=True)
-            hint = "; is the disk full?" if isinstance(error, OSError) else ""
-            raise CannotWrite(f"{path} could not be written ({one_line(error)}){hint}") from None
 
 
 # -------------------------------------------------------------------------------------- checkpoints
@@ -312,6 +306,13 @@ def state_of(checkpoint):
             "Copy it again, or move it away to go on from the checkpoint before it"
         )
     return state
+
+
+# The names under which a run writes before it renames what is whole. A kill may leave them.
+SCRATCH = (
+    ".start.pt .config.json .heldout.json .summary.json .report.html .lens.html .trial-[0-9]*/ "
+    f"..trial-[0-9]*/ .{CHECKPOINT}"
+).split()
 
 
 # ----------------------------------------------------------------------- what else is read of a run

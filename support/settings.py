@@ -465,7 +465,8 @@ def open_run(flags):
     settings = resolve_settings(flags)
     default = f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{settings.algo}-{settings.mode}"
     out = Path(flags["out"] or default)
-    if out.is_file() or any(out.glob("*")):
+    # a start that was killed may have left hidden files
+    if out.is_file() or any(out.glob("[!.]*")):
         raise BadInput(
             f"--out {out}: is there already; choose another, or continue that run with "
             f"--resume {out}"

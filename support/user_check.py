@@ -12,8 +12,8 @@ from support.errors import (
     UnreadableAnswers,
 )
 
-# What the friend says in the questions of `check`, in each language, to the first person of
-# prompts/profiles: a kind reply that is to the point, and a cruel one.
+# What the friend says in the questions of `check`, in each language, to the person of
+# prompts/*/check.jsonl: a kind reply that is to the point, and a cruel one.
 CHECK_REPLIES = {
     "en": (
         "I'd like to hear about that roof. Take your time. What keeps you awake?",

@@ -9,7 +9,7 @@ said these. A judge sees no thoughts. tools/dialogues.py says what it is asked a
 
 from support.answers import PROMPTS
 from support.calls import MAX_THINKING_TOKENS, CallLog
-from support.command_line import SCRIPTED, not_negative
+from support.command_line import SCRIPTED, not_negative, refuse_nesting
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest, read_text
 
@@ -69,6 +69,7 @@ def ask(args, cases, name, schema, items_of=dict, repeats=1):
     "final", "part"), what the answer depends on ("judge", "prompt", "temperature", "repeat"), and
     under "found" its {item: value}, or None if the answer could not be read. Raises BadInput if no
     answer about one of the files could be read."""
+    refuse_nesting()
     judge, template = make_judge(args), load_text(f"judge/{name}", args.lang)
 
     async def ask_once(about, slots, repeat):

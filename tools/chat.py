@@ -7,7 +7,7 @@ few hundred words: "My sister forgot my birthday. I feel hurt.")
     python -m tools.chat runs/NAME --show --seed 7                 watch it talk with user number 7
 """
 
-from support.command_line import SCRIPTED, WIDTH, Parser, fold, scripted_notice
+from support.command_line import SCRIPTED, WIDTH, Parser, fold, refuse_nesting, scripted_notice
 from support.errors import BadInput, harmless
 from support.needs import hidden_need
 from support.results import analysis_in
@@ -56,6 +56,7 @@ def run(args):
     """Talk, or show. Returns the exit code; raises RunError."""
     if bool(args.policy) == args.as_policy:
         raise BadInput("name a POLICY, or --as-policy to be the policy yourself")
+    refuse_nesting()
     return chat(args) if args.policy and not args.show else show(args)
 
 

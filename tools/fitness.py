@@ -19,7 +19,7 @@ the questions that are put a second time are always asked.
 """
 
 from support.answers import PROMPTS
-from support.command_line import SCRIPTED, from_anywhere, positive, print_folded
+from support.command_line import SCRIPTED, from_anywhere, positive, print_folded, refuse_nesting
 from support.errors import (
     MAX_LOST,
     BadInput,
@@ -320,6 +320,7 @@ def examine(args):
     """Measure what the flags ask for, and print it. Returns the exit code: 1 for an unfit model."""
     if not (args.simulator or args.reader):
         raise BadInput("--simulator or --reader: name the model that is to be measured")
+    refuse_nesting()
     speaks = args.simulator is not None  # a reader alone has no lines
     is_scripted = args.simulator in SCRIPTED  # hears, and speaks for, the toy's people only
     rows = known_replies("test")

@@ -11,7 +11,7 @@ with --ask; its answers are kept in RUN/lens-calls.jsonl, so that a second page 
 """
 
 from support.calls import CallLog, Clock
-from support.command_line import SCRIPTED, Parser, natural, positive, split_name
+from support.command_line import SCRIPTED, Parser, natural, positive, refuse_nesting, split_name
 from support.errors import MAX_LOST, BadInput, SimulatorFailed, TooManyLost
 from support.files import append_line, lock, read_jsonl, write_file
 from support.loading import load_model
@@ -184,6 +184,15 @@ def explain(episode, tokens, group, cfg):
     value, reward, advantage = tokens["value"], tokens["reward"], tokens["advantage"]
     if cfg.algo == "grpo" and cfg.reward == "terminal":
         r, rewards = episode.reward, torch.tensor([other.reward for other, _ in group])
+        if len(group) == 1:
+            return [
+                f"{advantage[0]:+.3f}: the group has no other dialogue to compare this one with"
+            ]
+        if (rewards == r).all():
+            equal = (
+                "all rewards are equal: no dialogue is better, nothing is learned from this group"
+            )
+            return [f"{advantage[0]:+.3f}: {equal}"]
         others = (rewards.sum() - r) / (len(group) - 1)
         rule = {
             "grpo": f"({r:.2f} − {rewards.mean():.4f}) / {rewards.std():.4f}",
@@ -302,6 +311,7 @@ def look(args):
         raise BadInput(f"{args.path}: there is no run here, or one of another version")
     cfg = replace(Settings(**config), engine="torch")
     number, checkpoint = find_step(out, args.step)
+    refuse_nesting()
     join_ranks(cuda=torch.cuda.is_available() and not cfg.toy)
     if args.ask:
         # a question and an answer a turn, and a first line; two tables; the check

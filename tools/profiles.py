@@ -17,7 +17,7 @@ was and ends with the same file.
 
 from support.answers import fill
 from support.calls import MAX_THINKING_TOKENS
-from support.command_line import SCRIPTED, Parser, fraction, natural, positive
+from support.command_line import SCRIPTED, Parser, fraction, natural, positive, refuse_nesting
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
 from support.needs import need_of
@@ -66,6 +66,7 @@ def make_users(args):
         users = toy_users(args.count, args.seed, args.split)
     else:
         users = draw_drafts(args.count, args.lang, args.seed, args.split)
+        refuse_nesting()
         missing = asyncio.run(write_users(users["train"] + users["test"], writer, args.lang))
     for split, path in paths.items():
         rows = [profile_row(user) for user in users[split] if user["id"] not in missing]

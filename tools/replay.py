@@ -20,7 +20,7 @@ Earlier versions had no subcommands. --paraphrase, with any flag, is now other-w
 or another --simulator or --reader, is other-user; all else is same-user.
 """
 
-from support.command_line import SCRIPTED, positive
+from support.command_line import SCRIPTED, positive, refuse_nesting
 from support.errors import BadInput, SimulatorFailed
 from support.needs import named_need
 from support.settings import add_settings
@@ -104,6 +104,7 @@ SUBCOMMANDS = {"same-user": same_user, "other-user": other_user, "other-words": 
 def load(args):
     """What is replayed, and to whom: (the dialogues, the settings of the recorded user, but for
     what the flags say). Raises BadInput."""
+    refuse_nesting()
     check_files(args)
     dialogues = [vars(dialogue) for dialogue in load_dialogues(*args.files)] * args.times
     settings = USUAL_USER | dialogues[0]["made_by"]

@@ -9,6 +9,7 @@ from support.errors import (
     TooManyLost,
     explain,
 )
+from support.loading import load_model
 
 import json
 import re
@@ -59,6 +60,54 @@ def test_weights_that_did_not_reach_the_engine_stop_the_run(
     line = stopped(capfd, go(tiny_dir, tmp_path / "out", "--warmup", 0))
     assert "engine" in line and "weights" in line
     assert [row["step"] for row in metrics(tmp_path / "out")] == [1]
+
+
+class OtherEngine(TorchEngine):
+    """In vLLM's place: it reads the directory of the weights."""
+
+    def __init__(self, path, *args, context, dialogues, memory_share, seed, **more):
+        super().__init__(load_model(path)[0], *args, **more)
+
+
+FIRST_SYNC = {  # {what the first sync does to a tensor: the exit code}
+    "nothing": (lambda value: value, 0),
+    "too much": (lambda value: 2 * value, 1),
+}
+
+
+@pytest.mark.parametrize("harm", FIRST_SYNC)
+def test_a_first_sync_that_fails_is_a_self_check(harm, tiny_dir, tmp_path, monkeypatch, capfd):
+    """It was said that the model cannot be trained, with another exit code than the page about
+    self-checks has. The model is as good as with the engine in PyTorch."""
+    (change, code), load, out = FIRST_SYNC[harm], TorchEngine.load_weights, tmp_path / "out"
+    monkeypatch.setattr("models.make_vllm_engine", OtherEngine)
+    monkeypatch.setattr("support.settings.vllm_is_there", lambda: True)
+    monkeypatch.setattr(
+        TorchEngine,
+        "load_weights",
+        lambda self, named: load(self, [(n, change(w)) for n, w in named]),
+    )
+    ended = go(tiny_dir, out, "--engine", "vllm", "--steps", 0)
+    if code:
+        assert "engine and trainer disagree" in stopped(capfd, ended) and not out.exists()
+    else:
+        assert ended == 0 and "self-check" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_adapters_that_are_lost_at_a_resume_are_a_self_check(
+    is_lost, tiny_dir, tmp_path, monkeypatch, capfd
+):
+    """The other first sync: the engine has the base only, and the model was trained already."""
+    out = tmp_path / "out"
+    assert go(tiny_dir, out, "--steps", 1, "--lora-rank", 2, "--lr", 0.5, "--warmup", 0) == 0
+    capfd.readouterr()
+    if is_lost:
+        monkeypatch.setattr(TorchEngine, "load_weights", lambda self, named: list(named))
+        assert "engine and trainer disagree" in stopped(capfd, go_on(out, "--steps", 2))
+    else:
+        assert go_on(out, "--steps", 2) == 0
 
 
 def test_nan_weights_stop_the_run(tiny_dir, tmp_path, capfd):

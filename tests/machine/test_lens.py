@@ -2,13 +2,17 @@
 
 from support.files import lock
 from support.loading import load_model
+from support.settings import Settings
 
 import os
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from grpo import group_advantages
 from policy import Policy, pack
 from ppo import log_probs_of
 from runs import files, go, metrics, output_of, refuse
@@ -60,6 +64,34 @@ def test_the_numbers_are_the_updates(flags, tiny_dir, tmp_path, capfd, monkeypat
     step.models.chat.decode = lambda ids: "</style>&\u202e"
     html = write_page(*calls[0]).read_text("utf-8")
     assert html.count("</style>") == 1 and "&lt;/style&gt;&amp;\u202e" in html
+
+
+@pytest.mark.parametrize(
+    "rewards, kind, told",
+    [
+        (
+            [0.3, 0.3, 0.3],
+            "grpo",
+            "+0.000: all rewards are equal: no dialogue is better, nothing is",
+        ),
+        ([0.3, 0.3], "rloo", "+0.000: all rewards are equal"),
+        ([0.3, 0.3], "dr-grpo", "+0.000: all rewards are equal"),
+        ([0.3], "grpo", "+0.000: the group has no other dialogue"),
+        ([0.3], "rloo", "+0.300: the group has no other dialogue"),
+        ([0.3, 0.5], "grpo", "(0.30 − 0.4000) / 0.1414 = -0.707"),
+        ([0.3, 0.5], "rloo", "0.30 − 0.5000 (of the others) = -0.200"),
+    ],
+)
+def test_how_an_advantage_came_about(rewards, kind, told):
+    """A group of equal rewards was (0.30 - 0.3000) / 0.0000, and what is left of one in which
+    dialogues were dropped, nan."""
+    advantages = group_advantages(torch.tensor(rewards), torch.zeros(len(rewards)).long(), kind)
+    group = [
+        (SimpleNamespace(reward=reward), dict.fromkeys(("value", "reward", "advantage"), a[None]))
+        for reward, a in zip(rewards, advantages)
+    ]
+    [line] = lens.explain(*group[0], group, Settings(algo="grpo", advantage=kind))
+    assert line.startswith(told)
 
 
 def test_a_run_between_two_checkpoints_and_one_that_is_running(half, tmp_path, capfd):

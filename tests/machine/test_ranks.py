@@ -6,6 +6,7 @@ numbers as on one, and a checkpoint of either goes on under the other.
 Ranks are processes, 5 s each to start: so a test starts two ranks once and asks them many things.
 This file is also their script."""
 
+import errno
 import itertools
 import os
 import socket
@@ -17,6 +18,8 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from support.files import lock
+
 from runs import metrics, numbers, rows
 from server import Loopback, toy_people
 from several_ranks import SMALL, alone, make_episodes, torchrun
@@ -212,6 +215,53 @@ def failing(*flags):
     sys.exit(rlver.main(list(flags)))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, number, told",
+    [
+        ("write", 1, "/.trial-"),
+        ("write", 2, "checkpoint-000001 could not be written ([Errno 28] No space left on device)"),
+        ("append", 8, "rlver.py (rank 0): [Errno 28] No space left on device"),  # a line of step 1
+        ("take_lock", 0, "another process is at work there"),  # held by this one
+    ],
+)
+def test_what_the_first_rank_cannot_do_ends_all(name, number, told, tmp_path):
+    """It writes for all, to a disk that is full. The others waited for it in a collective call, and
+    ended with a traceback about a lost connection, or minutes later."""
+    out = tmp_path / "out"
+    flags = [*SMALL, "--max-tokens", 48, "--out", out]
+    if not number:
+        out.mkdir()
+        held = lock(out)
+        # nobody asks it, but the other rank waits for what the first one would find out about it
+        flags += ["--simulator", "openai:nobody@http://127.0.0.1:1", *toy_people(tmp_path)]
+    code, _, err = torchrun(2, __file__, "full", name, number, *flags, timeout=120)
+    if not number:
+        os.close(held)
+    assert code == 1 and "[rank" not in err  # in front of the lines of a rank's traceback
+    [line] = [line for line in err.splitlines() if line.startswith("rlver.py")]
+    assert "(rank 0)" in line and told in line
+
+
+def full(name, number, *flags):
+    from support.ranks import leave_ranks, rank
+    from support.rundir import RunDir
+
+    import rlver
+    from models import Models
+
+    place = Models if name == "write" else RunDir
+    function, calls = getattr(place, name), itertools.count(1)
+
+    def fails(*args, **more):
+        if rank() == 0 and next(calls) == int(number):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return function(*args, **more)
+
+    setattr(place, name, fails)
+    leave_ranks(rlver.main(list(flags)))
+
+
 # --------------------------------------------------------------------------------------- whole runs
 
 
@@ -261,7 +311,7 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
 
 
 if __name__ == "__main__":
-    {"worker": worker, "failing": failing}[sys.argv[1]](*sys.argv[2:])
+    {"worker": worker, "failing": failing, "full": full}[sys.argv[1]](*sys.argv[2:])
     # The work is done. Torch has aborted twice while the process ended, after this line ("terminate
     # called without an active exception": a thread of its own), so it ends here.
     sys.stdout.flush()

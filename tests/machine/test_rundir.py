@@ -299,6 +299,78 @@ def test_a_killed_run_goes_on(algo, name, size, kind, whole, tiny_dir, tmp_path)
     alike(out, whole(algo))
 
 
+def killed(out, work, patch=()):
+    """In a process of its own, work(RunDir) kills it. patch: arguments of setattr."""
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        return
+    try:
+        run = rundir.RunDir(out, resolve_settings({}))
+        run.take_lock()
+        run.start_time, newest = 0, run.open()
+        run.state = newest and rundir.state_of(newest) | {"step": 3}
+        setattr(*patch) if patch else None
+        work(run)
+    finally:
+        os._exit(0)
+
+
+def die(*args, **more):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_half(path, state):
+    path.mkdir()
+    (path / "model.safetensors").touch()
+    die()
+
+
+def write_all(path, state):
+    shutil.copytree(path.with_name("checkpoint-000002"), path)
+    write_json(path / "state.json", state)
+
+
+def test_a_start_that_was_killed_in_its_trial_is_given_again(tiny_dir, tmp_path):
+    """Its hidden directory stayed for ever. And because of it the same command was refused, as if a
+    run were there."""
+    out = tmp_path / "out"
+    killed(out, lambda run: run.try_to_save(write_half, 1))
+    assert [path.name[:8] for path in out.iterdir()] == ["..trial-"]
+    assert go(tiny_dir, out, "--steps", 0) == 0
+    assert not list(out.glob(".*"))
+
+
+NO_REMOVAL = shutil, "rmtree", die  # killed when what was written has its name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "work, patch",
+    [
+        (lambda run: run.try_to_save(write_half, 1), ()),
+        (lambda run: run.try_to_save(write_all, 1), NO_REMOVAL),
+        (lambda run: run.save(write_half), ()),
+        (lambda run: run.save(write_all), NO_REMOVAL),
+    ],
+    ids=["in the trial", "behind the trial", "in a save", "behind a save"],
+)
+def test_what_a_killed_run_leaves_is_removed(work, patch, out):
+    """By the next start, or with the next checkpoint: each is as large as a model. Nothing else is:
+    what has another name is the user's."""
+    mine = ".notes .checkpoint-best .checkpoint-000002-best checkpoint-best .trial-run".split()
+    for name in mine:
+        shutil.copytree(out / "checkpoint-000002", out / name)
+    before = {*files(out)}
+    killed(out, work, patch)
+    assert {*files(out)} > before
+    for name in ("start.pt", "config.json", "heldout.json", "summary.json", "report.html"):
+        shutil.copy(out / name, out / f".{name}")
+    assert go_on(out, "--steps", 4, "--save-every", 1) == 0
+    left = {path.name for path in out.glob("[.c]*") if path.is_dir() or path.name[0] == "."}
+    assert left == {*mine, "checkpoint-000003", "checkpoint-000004"}
+
+
 def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
     """A checkpoint may reach the disk before the log does. To cut a file to more than its length
     writes a hole into it that no JSON reader passes; a line behind half a line is lost."""
@@ -368,7 +440,7 @@ def test_a_run_that_is_over_or_still_going_is_left_alone(out, capfd):
     told = output_of(capfd, 0, rlver.main, "--resume", out)
     assert "is finished" in told and "--steps N, N the total" in told
     running = rundir.RunDir(out, Settings(**read_json(out / "config.json")))
-    running.open()
+    running.take_lock()
     told = output_of(capfd, 2, rlver.main, "--resume", out, "--steps", 3)
     assert "another process is at work there" in told
     running.close()
@@ -380,12 +452,13 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
     first one's, and its empty logs the lines that the first has written."""
     out = tmp_path / "out"
     first, second = (rundir.RunDir(out, resolve_settings({"seed": seed})) for seed in (0, 1))
-    second.open()
+    second.take_lock()
+    first.try_to_save(lambda path, state: path.mkdir(), 1)
     first.restore(None, [], {})
     first.append("metrics.jsonl", {"step": 1})
     before = files(out)
     with pytest.raises(BadInput, match="another process"):
-        second.restore(None, [], {})
+        second.try_to_save(lambda path, state: path.mkdir(), 1)
     assert files(out) == before
 
 
@@ -565,6 +638,23 @@ def test_what_cannot_be_saved_shows_before_the_first_dialogue(
     told = output_of(capfd, 1, rlver.main, "--model", tiny_dir, *SMALL, "--out", out)
     assert "could not be written (Object of type AddedToken is not JSON" in told
     assert told.count("\n") == 1 and "disk" not in told and files(out) == {}
+
+
+def test_what_torch_says_of_a_full_disk_is_one_line(tiny_dir, tmp_path, capfd, monkeypatch):
+    """It is no OSError. Of a checkpoint it was one line, of start.pt a traceback."""
+    save = torch.save
+
+    def save_to_full_disk(value, path):
+        if path.name == ".start.pt":
+            raise RuntimeError("unexpected pos 7808\nvs 7752")
+        save(value, path)
+
+    monkeypatch.setattr(torch, "save", save_to_full_disk)
+    told = output_of(
+        capfd, 1, rlver.main, *words("--model", tiny_dir, *SMALL, "--out", tmp_path / "out")
+    )
+    *_, last = told.splitlines()
+    assert "start.pt could not be written (unexpected pos 7808 vs 7752); go on with: " in last
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,22 @@ one line, before anything is written."""
 from support.command_line import Parser, from_anywhere, split_name
 from support.settings import REAL, TOY, make_parser, model_of, resolve_settings
 
+import asyncio
 import importlib
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+import evaluate
 import rlver
 from answering import LIN
 from ppo import VALUE_CLIP
 from result_files import write
 from runs import files, output_of, refuse
 from several_ranks import run
+from tools import chat, fitness, judge, lens, profiles, replay
 from toy import world
 
 pytestmark = pytest.mark.usefixtures("moods")
@@ -208,6 +212,53 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     line = refuse(capfd, "--model", tiny_dir, "--steps", 1, *flags.split())
     assert words in line and "RET@" not in line
     assert files(".") == before
+
+
+def in_a_loop(work):
+    """What a cell of a notebook does: its loop runs already."""
+
+    async def cell():
+        return work()
+
+    return asyncio.run(cell())
+
+
+def in_a_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+@pytest.mark.parametrize(
+    "place, main, flags",
+    [
+        (in_a_loop, rlver.main, "--steps 0 --out out"),
+        (in_a_thread, rlver.main, "--steps 0 --out out"),  # Python sets signals in the main one
+        (in_a_loop, evaluate.main, "--policy toy --limit 1 --out r.jsonl"),
+        (in_a_loop, chat.main, "--as-policy"),
+        (in_a_loop, fitness.main, "--simulator toy --replies 1"),
+        (in_a_loop, replay.main, "same-user {results}"),
+        (in_a_loop, judge.main, "utterance {results}"),
+        (in_a_loop, lens.main, "{half}"),
+        (in_a_loop, profiles.main, "--writer openai:m@http://127.0.0.1:1 --out u.jsonl"),
+    ],
+)
+def test_a_program_inside_of_another_is_one_line(
+    place, main, flags, results, half, tmp_path, monkeypatch, capfd
+):
+    """asyncio.run() cannot be called from a running event loop; signal only works in main thread:
+    with ten lines above it, and a coroutine that was never awaited."""
+    monkeypatch.chdir(tmp_path)
+    flags = flags.format(results=results, half=half).split()
+    told = place(lambda: refuse(capfd, *flags, main=main))
+    assert "run it as a command" in told and not [*tmp_path.iterdir()]
+
+
+def test_what_needs_no_loop_runs_in_a_notebook(results, capfd):
+    """And evaluate.py has no signals to handle: it may be in a thread."""
+    told = in_a_loop(lambda: output_of(capfd, 0, evaluate.main, "--score", results))
+    assert told == output_of(capfd, 0, evaluate.main, "--score", results)
+    flags = "--policy", "toy", "--limit", 1, "--max-turns", 1, "--out", results.with_name("t.jsonl")
+    assert "score" in in_a_thread(lambda: output_of(capfd, 0, evaluate.main, *flags))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 refused, the clock. (How it asks: test_reading.py.)"""
 
 from support import calls
+from support.answers import PROMPTS
 from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, Caller, CallLog
 from support.errors import (
     BadInput,
@@ -14,6 +15,7 @@ from support.files import read_jsonl
 from support.user_check import CHECK_REPLIES
 
 import asyncio
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +50,19 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
 
         with pytest.raises(becomes, match="what the server says"):
             ask(fails)
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_check_brings_its_own_person(lang, tmp_path, monkeypatch):
+    """The kind reply is about this person's trouble. Who sorted the file of people, or wrote another
+    one into its first line, had a check of something else."""
+    simulator = Simulator(None, lang)
+    person = simulator.example().values()
+    place = shutil.copytree(PROMPTS, tmp_path / "prompts")
+    path = place / "profiles" / f"{lang}_train.jsonl"
+    path.write_text("\n".join(path.read_text("utf-8").splitlines()[::-1]), "utf-8")
+    monkeypatch.setattr("simulator.PROMPTS", place)
+    assert simulator.example().values() == person
 
 
 @pytest.mark.parametrize(
