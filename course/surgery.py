@@ -12,11 +12,9 @@ import ast
 import re
 import symtable
 import textwrap
-from typing import NamedTuple
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
-ADDITIONS = (*FUNCTIONS, *IMPORTS, ast.ClassDef, ast.Assign, ast.AnnAssign)
 
 
 # ------------------------------------------------------------------------- one function of a module
@@ -79,77 +77,55 @@ def stub(source, name, message):
 
 # -------------------------------------------------------------------- a student's file and our file
 
+# Around each statement of a student's: what our names have, and that they have it again.
+SAVE = "__ours__ = {{name: value for name, value in globals().items() if name in {names}}}"
+BACK = "globals().update(__ours__)"
+
 
 def transplant(source, theirs, names):
-    """Put the functions `names` of a student's file into ours, with the helpers and imports that
-    they use and ours lacks.
+    """Our file with the functions `names` of a student's file, and with what is new at its top level.
 
-    Nothing else of the file is taken: what a student did to another function, or at the top level,
-    must not count in this exercise. Returns the new source. Raises BadInput where a function is
-    missing, and SyntaxError where the file does not parse.
+    What is new stays in its order, of whatever kind it is. It comes after the statements of ours
+    that it came after: a statement stands for one of ours that is the same or binds a name of it.
+    What our file binds has our values, whatever a student did to it: their version of another
+    function or class is left out, and each other statement is followed by BACK. Returns the new
+    source. Raises BadInput where a function is missing, and SyntaxError where the file does not
+    parse.
     """
-    our_tree = ast.parse(source)
     their_tree = ast.parse(theirs)
-    function_texts = {}
     for name in names:
         node = find(their_tree, name)
         if node is None:
             raise BadInput(f"{name} is not there")
-        function_texts[name] = ast.unparse(node)
-
-    our_names = set().union(*map(names_bound, our_tree.body))
-    helpers = needed(additions(their_tree, our_names), function_texts.values())
-    # helpers stand above the function, or the class, that uses them
-    top_name = names[0].split(".")[0]
-    top_node = next(node for node in our_tree.body if getattr(node, "name", None) == top_name)
-    source = insert_before(source, top_node, [helper.text for helper in helpers])
-    for name, function_text in function_texts.items():
-        source = put(source, name, function_text)
-    return source
-
-
-def insert_before(source, node, texts):
-    """`source` with each of the top-level `texts`, and two empty lines, in front of `node`."""
-    lines = source.split("\n")
-    first = lines_of(node).start
-    lines[first:first] = [text + "\n\n" for text in texts]
-    return "\n".join(lines)
-
-
-class Addition(NamedTuple):
-    """A top-level statement of a student's file that ours lacks."""
-
-    names: set  # the names that it binds
-    text: str
-
-
-def additions(tree, our_names):
-    """The imports, functions, classes and assignments of a student's file that bind none of the
-    names in our file. An import of several names is reduced to the new ones."""
-    new = []
-    for node in tree.body:
-        if isinstance(node, IMPORTS):
-            node.names = [alias for alias in node.names if imported_name(alias) not in our_names]
-        bound = names_bound(node)
-        if isinstance(node, ADDITIONS) and bound and not bound & our_names:
-            new.append(Addition(bound, ast.unparse(node)))
-    return new
+        if "." in name:
+            source = put(source, name, ast.unparse(node))
+    our_tree = ast.parse(source)
+    ours = our_tree.body
+    # a function of `names` is not here, but where it stands in their file
+    texts = ["" if getattr(node, "name", None) in names else ast.unparse(node) for node in ours]
+    constants = [text for text, node in zip(texts, ours) if isinstance(node, ast.Assign)]
+    places = {}  # of a statement's text, and of each name that it binds
+    for place, (text, node) in enumerate(zip(texts, ours)):
+        places |= dict.fromkeys({text, *names_bound(node)}, place)
+    kept = set().union(*map(names_bound, ours)).difference(names)
+    first = int(ast.get_docstring(our_tree) is not None)
+    merged, done = texts[:first], first
+    for node in their_tree.body:
+        text = ast.unparse(node)
+        keys = {text} & places.keys() or names_bound(node) & places.keys()
+        place = max((places[key] + 1 for key in keys), default=0)
+        merged += texts[done:place]
+        done = max(done, place)
+        if text not in places and getattr(node, "name", None) not in kept:
+            merged += [SAVE.format(names=sorted(kept)), text, BACK]
+            # a list may have been changed, too
+            merged += [text for text in constants if text in texts[:done]]
+    merged += texts[done:]
+    merged[first:] = sorted(merged[first:], key=lambda text: not text.startswith("from __future__ "))
+    return "\n".join(merged)
 
 
-def needed(candidates, function_texts):
-    """The additions that the functions use, and those that these use in turn, in the order of
-    the file."""
-    wanted = set().union(*map(globals_read, function_texts))
-    chosen = []
-    while True:
-        more = [new for new in candidates if new not in chosen and new.names & wanted]
-        if not more:
-            return [new for new in candidates if new in chosen]
-        chosen += more
-        wanted |= set().union(*(globals_read(new.text) for new in more))
-
-
-# ---------------------------------------------------------------------------- names, bound and read
+# -------------------------------------------------------------------------------------- names, bound
 
 
 def imported_name(alias):
@@ -158,31 +134,10 @@ def imported_name(alias):
 
 
 def names_bound(node):
-    """The names that a top-level statement binds: imports, defines or assigns."""
-    if isinstance(node, IMPORTS):
-        return {imported_name(alias) for alias in node.names}
-    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-        return {node.name}
-    # `a = b = 1` has targets, `a: int = 1` one target; of any other statement look at all of it
-    targets = getattr(node, "targets", [getattr(node, "target", node)])
-    inner_nodes = [inner for target in targets for inner in ast.walk(target)]
+    """The names that a top-level statement of any kind binds, by Python's own symbol table."""
+    table = symtable.symtable(ast.unparse(node), "statement", "exec")
     return {
-        inner.id
-        for inner in inner_nodes
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
     }
-
-
-def globals_read(text):
-    """The names that a piece of code reads from its module, by Python's own symbol table. Arguments
-    and local variables are not among them."""
-    names = set()
-    tables = [symtable.symtable(text, "student", "exec")]
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            from_module = symbol.is_global() or table.get_type() == "module"
-            if symbol.is_declared_global() or (symbol.is_referenced() and from_module):
-                names.add(symbol.get_name())
-    return names
