@@ -77,20 +77,17 @@ def stub(source, name, message):
 
 # -------------------------------------------------------------------- a student's file and our file
 
-# Around each statement of a student's: what our names have, and that they have it again.
-SAVE = "__ours__ = {{name: value for name, value in globals().items() if name in {names}}}"
-BACK = "globals().update(__ours__)"
+# Before and after a statement of a student's: keep the values of our names, and give them back.
+KEEP = "__ours__ = {{name: value for name, value in globals().items() if name in {names}}}"
+GIVE_BACK = "globals().update(__ours__)"
 
 
 def transplant(source, theirs, names):
     """Our file with the functions `names` of a student's file, and with what is new at its top level.
 
-    What is new stays in its order, of whatever kind it is. It comes after the statements of ours
-    that it came after: a statement stands for one of ours that is the same or binds a name of it.
-    What our file binds has our values, whatever a student did to it: their version of another
-    function or class is left out, and each other statement is followed by BACK. Returns the new
-    source. Raises BadInput where a function is missing, and SyntaxError where the file does not
-    parse.
+    Nothing else of the file is taken: what a student did to another function, or to a constant of
+    ours, must not count in this exercise. Returns the new source. Raises BadInput where a function
+    is missing, and SyntaxError where the file does not parse.
     """
     their_tree = ast.parse(theirs)
     for name in names:
@@ -99,30 +96,46 @@ def transplant(source, theirs, names):
             raise BadInput(f"{name} is not there")
         if "." in name:
             source = put(source, name, ast.unparse(node))
-    our_tree = ast.parse(source)
-    ours = our_tree.body
-    # a function of `names` is not here, but where it stands in their file
+    ours = ast.parse(source).body
+    docstring = ast.unparse(ours[0])
+
+    def rank(text):
+        return text != docstring, not text.startswith("from __future__ ")
+
+    return "\n".join(sorted(merge(ours, their_tree.body, names), key=rank))
+
+
+def merge(ours, theirs, names):
+    """The statements of our file without the functions `names`, and those of a student's file that
+    are new, as texts. Both keep their order: one that is also in our file, or binds a name of it,
+    comes behind what is there.
+
+    Left out is what is the same in both, and another form of a function or class of ours. Each
+    other statement runs, of whatever kind it is, and then our names have our values again.
+    """
+    # a function of `names` stands where it does in their file
     texts = ["" if getattr(node, "name", None) in names else ast.unparse(node) for node in ours]
-    constants = [text for text, node in zip(texts, ours) if isinstance(node, ast.Assign)]
     places = {}  # of a statement's text, and of each name that it binds
     for place, (text, node) in enumerate(zip(texts, ours)):
         places |= dict.fromkeys({text, *names_bound(node)}, place)
-    kept = set().union(*map(names_bound, ours)).difference(names)
-    first = int(ast.get_docstring(our_tree) is not None)
-    merged, done = texts[:first], first
-    for node in their_tree.body:
+    our_names = set().union(*map(names_bound, ours)).difference(names)
+    keep = KEEP.format(names=sorted(our_names))
+    merged, done = [], 0
+    for node in theirs:
         text = ast.unparse(node)
         keys = {text} & places.keys() or names_bound(node) & places.keys()
         place = max((places[key] + 1 for key in keys), default=0)
         merged += texts[done:place]
         done = max(done, place)
-        if text not in places and getattr(node, "name", None) not in kept:
-            merged += [SAVE.format(names=sorted(kept)), text, BACK]
-            # a list may have been changed, too
-            merged += [text for text in constants if text in texts[:done]]
-    merged += texts[done:]
-    merged[first:] = sorted(merged[first:], key=lambda text: not text.startswith("from __future__ "))
-    return "\n".join(merged)
+        if text in places or getattr(node, "name", None) in our_names:
+            continue
+        if isinstance(node, FUNCTIONS):
+            merged.append(text)
+            continue
+        merged += [keep, text, GIVE_BACK]
+        # once more what may have been changed in its place: a list, a table
+        merged += [texts[at] for at in range(done) if isinstance(ours[at], ast.Assign)]
+    return merged + texts[done:]
 
 
 # -------------------------------------------------------------------------------------- names, bound
