@@ -3,8 +3,8 @@ pytest, in a process that has a time limit.
 
 All exercises of a student are tried in one run. Those whose tests did not all pass there are tried
 again, each alone, with all other functions correct. So an endless loop, an exit or an error in a
-submission costs its own exercise and no other. This is no sandbox: the code runs with the rights of
-the person who grades.
+submission costs its own exercise and no other (at the top level: those of its file). Processes that
+it starts end with it. This is no sandbox: the code runs with the rights of the person who grades.
 
 The project's own functions are tried first. If they do not pass here, nobody is graded: right
 answers would not pass either. And what they reported is what each submission must report: a test

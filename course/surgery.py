@@ -2,8 +2,8 @@
 
 The scripts of the project carry no markers: a function is found by its name (`gae`, `Agent.reply`)
 with `ast`, and what is cut out of it are whole lines of text, so that comments and layout stay as
-they are. What is taken from a student's file is written anew from its tree: lines that are indented
-by tabs would not fit into ours, and those of a string would be moved.
+they are. A file that is graded is written anew from its tree: lines that are indented by tabs would
+not fit into ours, and those of a string would be moved.
 """
 
 from support.errors import BadInput
