@@ -90,9 +90,10 @@ def transplant(source, theirs, names):
     is missing, and SyntaxError where the file does not parse.
     """
     their_tree = ast.parse(theirs)
+    their_names = set().union(*map(names_bound, their_tree.body))
     for name in names:
         node = find(their_tree, name)
-        if node is None:
+        if node is None and name not in their_names:
             raise BadInput(f"{name} is not there")
         if "." in name:
             source = put(source, name, ast.unparse(node))

@@ -195,6 +195,7 @@ def test_what_our_file_binds_has_our_value(change):
         "from math import *\ndef one(x): return floor(pi)",
         "def one(x): return one.cache[x]\none.cache = {4: 3}",
         "import functools\ndef one(x): return 3\none = functools.cache(one)",
+        "try: from no.such import one\nexcept ImportError:\n    def one(x): return 3",
         "MORE = [0] * len(TABLE)\nMORE += [1, 2]\ndef one(x): return len(MORE)",
         # ours comes first, also where its line was removed
         "def one(x, y=math.pi): return int(y)",
