@@ -23,6 +23,7 @@ from patches import exercises
 from support.command_line import Parser, above_zero, natural, positive
 from support.errors import WITH_A_MESSAGE, explain
 
+import signal
 import sys
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def main(argv=None):
     """Run the command in `argv`. Returns the exit code: 0, 1 if points are missing or a wrong
     answer passes, 2 for bad input, 130 after Ctrl-C."""
     args = make_parser().parse_args(argv)
+    # as Ctrl-C: what was started ends, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run(args)
     except WITH_A_MESSAGE as error:

@@ -3,8 +3,8 @@ pytest, in a process that has a time limit.
 
 All exercises of a student are tried in one run. Those whose tests did not all pass there are tried
 again, each alone, with all other functions correct. So an endless loop, an exit or an error in a
-submission costs its own exercise and no other. This is no sandbox: the code runs with the rights of
-the person who grades.
+submission costs its own exercise and no other (at the top level: those of its file). Processes that
+it starts end with it. This is no sandbox: the code runs with the rights of the person who grades.
 
 The project's own functions are tried first. If they do not pass here, nobody is graded: right
 answers would not pass either. And what they reported is what each submission must report: a test
@@ -12,7 +12,7 @@ that is not in its report has not passed.
 """
 
 from patches import ROOT
-from support.errors import BadInput
+from support.errors import BadInput, one_line
 
 import ast
 import contextlib
@@ -20,11 +20,13 @@ import csv
 import functools
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 import threading
+import time
 import warnings
 import xml.etree.ElementTree as xml
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +92,22 @@ def taking(count):
         FREE.release(count)
 
 
+STOPPED = threading.Event()  # what runs ends, and nothing more begins
+
+
+@contextlib.contextmanager
+def workers():
+    """A pool of PROCESSORS threads. After Ctrl-C, which a process in a session of its own does not
+    notice, they end what they run."""
+    pool = ThreadPoolExecutor(PROCESSORS)
+    try:
+        yield pool
+    finally:
+        STOPPED.set()
+        pool.shutdown(cancel_futures=True)
+        STOPPED.clear()
+
+
 # ---------------------------------------------------------------------------------------- the grades
 
 
@@ -101,8 +119,7 @@ def grade(places, chosen, limit, csv_name=None):
     homes = {place: home_of(place, files) for place in places}  # first: it may raise
     possible = sum(exercise["points"] for exercise in chosen.values())
     all_points = True
-    # after Ctrl-C `map` starts no further process
-    with ThreadPoolExecutor(PROCESSORS) as pool, open_csv(csv_name) as csv_file:
+    with open_csv(csv_name) as csv_file, workers() as pool:
         cases = cases_of(chosen)  # may raise: an earlier table is still there
         if csv_name:
             csv_file.truncate(0)
@@ -171,27 +188,30 @@ def grade_student(chosen, cases, limit, home):
 def passed_together(chosen, cases, limit, home):
     """The names of the exercises whose tests all pass when all functions of the submission stand in
     one project; an empty set if that run hung or broke."""
-    changed, taken = {}, []  # {file: text}, the exercises whose functions are there
+    changed, taken = {}, {}  # {file: text}, the exercises whose functions are there
     for name, exercise in chosen.items():
         with contextlib.suppress(Exception):
-            changed |= answered(home, exercise, changed)
-            taken.append(name)
-    with taking(1):
+            changed |= answered(home, exercise, taken.values())
+            taken[name] = exercise
+    reported = {}
+    with contextlib.suppress(Exception), taking(1):
         _, reported = run_pytest(chosen, changed, set(), 2 * limit)
     passed = {case for case, problems in reported.items() if not problems}
     return {name for name in taken if cases[name] and cases[name] <= passed}
 
 
-def answered(home, exercise, changed):
-    """{file: its text, or that in `changed`, with the functions of the submission in `home`}. What
-    an editor did to a file costs no points: a mark at its beginning, other line ends, and, in a
-    comment say, bytes that are no UTF-8."""
+def answered(home, exercise, others):
+    """{file: its text with the functions of the submission in `home`: those of an exercise, and of
+    the `others` in its file}. What an editor did to a file costs no points: a mark at its
+    beginning, other line ends, and, in a comment say, bytes that are no UTF-8."""
     file = exercise["file"]
     theirs = (home / file).read_text(encoding="utf-8-sig", errors="replace")
-    ours = changed.get(file) or (ROOT / file).read_text(encoding="utf-8")
+    ours = (ROOT / file).read_text(encoding="utf-8")
+    together = [one for one in (*others, exercise) if one["file"] == file]
+    functions = [function for one in together for function in one["functions"]]
     with PARSING, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # with PYTHONWARNINGS=error "\d" would be a syntax error
-        return {file: transplant(ours, theirs, exercise["functions"])}
+        return {file: transplant(ours, theirs, functions)}
 
 
 def name_of(test):
@@ -204,11 +224,11 @@ def grade_exercise(home, limit, name, exercise, cases):
     one line."""
     try:
         changed = answered(home, exercise, {})
+        problem = try_out(name, exercise, changed, cases, limit)
     except Exception as error:
         # One bad file must not stop the grading of all submissions. (Python has RecursionError and
         # MemoryError, too, for an expression that is nested too deep.)
-        return f"{exercise['file']}: {type(error).__name__}: {error}"
-    problem = try_out(name, exercise, changed, cases, limit)
+        return f"{exercise['file']}: {type(error).__name__}: {one_line(error)}"
     return "not done" if f"NotImplementedError: exercise {name}:" in problem else problem
 
 
@@ -242,29 +262,28 @@ def run_pytest(chosen, changed, cases, limit, *flags):
 
     A function can end the process, or pytest alone with exit code 0. So the tests have passed only
     if the exit code says so and all `cases` are in the report."""
-    with tempfile.TemporaryDirectory(prefix="exercises-") as scratch:
+    with scratch_folder() as scratch, tempfile.TemporaryFile() as output:
         place = Path(scratch) / "project"
         with PARSING:  # the tests are parsed and cut
             copy_project(place, chosen, changed)
         words = "-m pytest -qq -c pytest.ini --rootdir . -p no:cacheprovider tests".split()
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-        try:
-            # not to a pipe, which ends only after all processes that the tests have started
-            with open(place / "output.txt", "wb") as file:
-                done = subprocess.run(
-                    [sys.executable, *words, "--junitxml=report.xml", *flags],
-                    cwd=place,
-                    env={**kept, **FIXED, "TMPDIR": scratch},
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    timeout=limit,
-                )
-        except subprocess.TimeoutExpired:
+        code = run_session(
+            [sys.executable, *words, "--junitxml=report.xml", *flags],
+            limit,
+            cwd=place,
+            env={**kept, **FIXED, "TMPDIR": scratch},
+            stdin=subprocess.DEVNULL,
+            # not a pipe, which ends only after all processes that the tests have started
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        if code is None:
             return f"no end within {limit:g} s", {}
-        text = (place / "output.txt").read_text(encoding="utf-8", errors="replace")
-        last = re.split(r"[\r\n]+!* *", text.strip("!\n "))[-1][:90]
-        said = f"(exit code {done.returncode}): {last}".rstrip(": ")
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+        last = re.split(r"[\r\n]+!* *", text.strip("!\r\n "))[-1][:90]
+        said = f"(exit code {code}): {last}".rstrip(": ")
         try:
             tree = xml.parse(place / "report.xml")
         except (OSError, xml.ParseError):
@@ -275,9 +294,43 @@ def run_pytest(chosen, changed, cases, limit, *flags):
         problems = [*case.iter("failure"), *case.iter("error"), *case.iter("skipped")]
         reported.setdefault(name, []).extend(problems)
     missing = cases - reported.keys()
-    if missing or done.returncode:
+    if missing or code:
         failure = f"{min(missing, default='pytest')} did not run to its end {said}"
     return failure, reported
+
+
+@contextlib.contextmanager
+def scratch_folder():
+    """The name of a temporary folder. One that cannot be removed in the end is left, with a line."""
+    folder = tempfile.TemporaryDirectory(prefix="exercises-")
+    try:
+        yield folder.name
+    finally:
+        try:
+            folder.cleanup()
+        except Exception as error:  # RecursionError, too
+            print(f"{folder.name} is left: {one_line(error)}", file=sys.stderr)
+
+
+def run_session(command, limit, **where):
+    """Run a command in a session of its own, and end all processes of its group. Returns its exit
+    code, or None if it has not ended within `limit` seconds (None: no limit)."""
+    began = time.monotonic()
+    process = subprocess.Popen(command, start_new_session=True, **where)
+    try:
+        while process.poll() is None:
+            if limit and time.monotonic() - began > limit:
+                return None
+            if STOPPED.wait(0.05):
+                raise KeyboardInterrupt
+        return process.returncode
+    finally:
+        # again and again: it takes a moment, in which one may start another
+        with contextlib.suppress(OSError):  # none is left
+            for _ in range(50):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                time.sleep(0.02)
 
 
 def about(test):
@@ -302,7 +355,7 @@ def reason_of(problem):
     """Why a test failed, in one line. problem: <failure>, <error> or <skipped> of pytest's
     report."""
     reason = (problem.get("message") or problem.text or "").strip().split("\n")[0]
-    if "collection failure" in reason:  # the file could not be imported; the last line says why
-        errors = [line[1:].strip() for line in problem.text.split("\n") if line.startswith("E ")]
-        return errors[-1] if errors else reason
+    if reason in ("collection failure", "internal error"):  # no file of tests could be imported
+        last = problem.text.strip().split("\n")[-1]
+        return f"the top level raises {last.removeprefix('E ').strip()}"
     return reason

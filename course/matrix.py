@@ -5,10 +5,9 @@ solution, and on the wrong answers of wrong_answers.toml. Only the solution may 
 from patches import ROOT, exercises, plural, read_toml, replaced
 
 import ast
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from grading import PROCESSORS, cases_of, try_out
+from grading import cases_of, try_out, workers
 from handouts import stubs_of
 from surgery import find, put, text_of
 
@@ -38,7 +37,7 @@ def matrix(chosen, limit):
         name = trial.exercise
         return try_out(name, chosen[name], trial.changed, cases[name], limit)
 
-    with ThreadPoolExecutor(PROCESSORS) as pool:
+    with workers() as pool:
         for trial, problem in zip(todo, pool.map(run_trial, todo)):
             if trial.exercise != last_name:
                 print(f"\n{trial.exercise}: {chosen[trial.exercise]['title']}")

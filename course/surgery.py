@@ -2,8 +2,8 @@
 
 The scripts of the project carry no markers: a function is found by its name (`gae`, `Agent.reply`)
 with `ast`, and what is cut out of it are whole lines of text, so that comments and layout stay as
-they are. What is taken from a student's file is written anew from its tree: lines that are indented
-by tabs would not fit into ours, and those of a string would be moved.
+they are. A file that is graded is written anew from its tree: lines that are indented by tabs would
+not fit into ours, and those of a string would be moved.
 """
 
 from support.errors import BadInput
@@ -12,11 +12,9 @@ import ast
 import re
 import symtable
 import textwrap
-from typing import NamedTuple
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 IMPORTS = (ast.Import, ast.ImportFrom)
-ADDITIONS = (*FUNCTIONS, *IMPORTS, ast.ClassDef, ast.Assign, ast.AnnAssign)
 
 
 # ------------------------------------------------------------------------- one function of a module
@@ -79,77 +77,69 @@ def stub(source, name, message):
 
 # -------------------------------------------------------------------- a student's file and our file
 
+# Before and after a statement of a student's: keep the values of our names, and give them back.
+KEEP = "__ours__ = {{name: value for name, value in globals().items() if name in {names}}}"
+GIVE_BACK = "globals().update(__ours__)"
+
 
 def transplant(source, theirs, names):
-    """Put the functions `names` of a student's file into ours, with the helpers and imports that
-    they use and ours lacks.
+    """Our file with the functions `names` of a student's file, and with what is new at its top level.
 
-    Nothing else of the file is taken: what a student did to another function, or at the top level,
-    must not count in this exercise. Returns the new source. Raises BadInput where a function is
-    missing, and SyntaxError where the file does not parse.
+    Nothing else of the file is taken: what a student did to another function, or to a constant of
+    ours, must not count in this exercise. Returns the new source. Raises BadInput where a function
+    is missing, and SyntaxError where the file does not parse.
     """
-    our_tree = ast.parse(source)
     their_tree = ast.parse(theirs)
-    function_texts = {}
+    their_names = set().union(*map(names_bound, their_tree.body))
     for name in names:
         node = find(their_tree, name)
-        if node is None:
+        if node is None and name not in their_names:
             raise BadInput(f"{name} is not there")
-        function_texts[name] = ast.unparse(node)
+        if "." in name:
+            source = put(source, name, ast.unparse(node))
+    ours = ast.parse(source).body
+    docstring = ast.unparse(ours[0])
 
-    our_names = set().union(*map(names_bound, our_tree.body))
-    helpers = needed(additions(their_tree, our_names), function_texts.values())
-    # helpers stand above the function, or the class, that uses them
-    top_name = names[0].split(".")[0]
-    top_node = next(node for node in our_tree.body if getattr(node, "name", None) == top_name)
-    source = insert_before(source, top_node, [helper.text for helper in helpers])
-    for name, function_text in function_texts.items():
-        source = put(source, name, function_text)
-    return source
+    def rank(text):
+        return text != docstring, not text.startswith("from __future__ ")
+
+    return "\n".join(sorted(merge(ours, their_tree.body, names), key=rank))
 
 
-def insert_before(source, node, texts):
-    """`source` with each of the top-level `texts`, and two empty lines, in front of `node`."""
-    lines = source.split("\n")
-    first = lines_of(node).start
-    lines[first:first] = [text + "\n\n" for text in texts]
-    return "\n".join(lines)
+def merge(ours, theirs, names):
+    """The statements of our file without the functions `names`, and those of a student's file that
+    are new, as texts. Both keep their order: one that is also in our file, or binds a name of it,
+    comes behind what is there.
+
+    Left out is what is the same in both, and another form of a function or class of ours. Each
+    other statement runs, of whatever kind it is, and then our names have our values again.
+    """
+    # a function of `names` stands where it does in their file
+    texts = ["" if getattr(node, "name", None) in names else ast.unparse(node) for node in ours]
+    places = {}  # of a statement's text, and of each name that it binds
+    for place, (text, node) in enumerate(zip(texts, ours)):
+        places |= dict.fromkeys({text, *names_bound(node)}, place)
+    our_names = set().union(*map(names_bound, ours)).difference(names)
+    keep = KEEP.format(names=sorted(our_names))
+    merged, done = [], 0
+    for node in theirs:
+        text = ast.unparse(node)
+        keys = {text} & places.keys() or names_bound(node) & places.keys()
+        place = max((places[key] + 1 for key in keys), default=0)
+        merged += texts[done:place]
+        done = max(done, place)
+        if text in places or getattr(node, "name", None) in our_names:
+            continue
+        if isinstance(node, FUNCTIONS):
+            merged.append(text)
+            continue
+        merged += [keep, text, GIVE_BACK]
+        # once more what may have been changed in its place: a list, a table
+        merged += [texts[at] for at in range(done) if isinstance(ours[at], ast.Assign)]
+    return merged + texts[done:]
 
 
-class Addition(NamedTuple):
-    """A top-level statement of a student's file that ours lacks."""
-
-    names: set  # the names that it binds
-    text: str
-
-
-def additions(tree, our_names):
-    """The imports, functions, classes and assignments of a student's file that bind none of the
-    names in our file. An import of several names is reduced to the new ones."""
-    new = []
-    for node in tree.body:
-        if isinstance(node, IMPORTS):
-            node.names = [alias for alias in node.names if imported_name(alias) not in our_names]
-        bound = names_bound(node)
-        if isinstance(node, ADDITIONS) and bound and not bound & our_names:
-            new.append(Addition(bound, ast.unparse(node)))
-    return new
-
-
-def needed(candidates, function_texts):
-    """The additions that the functions use, and those that these use in turn, in the order of
-    the file."""
-    wanted = set().union(*map(globals_read, function_texts))
-    chosen = []
-    while True:
-        more = [new for new in candidates if new not in chosen and new.names & wanted]
-        if not more:
-            return [new for new in candidates if new in chosen]
-        chosen += more
-        wanted |= set().union(*(globals_read(new.text) for new in more))
-
-
-# ---------------------------------------------------------------------------- names, bound and read
+# -------------------------------------------------------------------------------------- names, bound
 
 
 def imported_name(alias):
@@ -158,31 +148,10 @@ def imported_name(alias):
 
 
 def names_bound(node):
-    """The names that a top-level statement binds: imports, defines or assigns."""
-    if isinstance(node, IMPORTS):
-        return {imported_name(alias) for alias in node.names}
-    if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-        return {node.name}
-    # `a = b = 1` has targets, `a: int = 1` one target; of any other statement look at all of it
-    targets = getattr(node, "targets", [getattr(node, "target", node)])
-    inner_nodes = [inner for target in targets for inner in ast.walk(target)]
+    """The names that a top-level statement of any kind binds, by Python's own symbol table."""
+    table = symtable.symtable(ast.unparse(node), "statement", "exec")
     return {
-        inner.id
-        for inner in inner_nodes
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported()
     }
-
-
-def globals_read(text):
-    """The names that a piece of code reads from its module, by Python's own symbol table. Arguments
-    and local variables are not among them."""
-    names = set()
-    tables = [symtable.symtable(text, "student", "exec")]
-    while tables:
-        table = tables.pop()
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            from_module = symbol.is_global() or table.get_type() == "module"
-            if symbol.is_declared_global() or (symbol.is_referenced() and from_module):
-                names.add(symbol.get_name())
-    return names

@@ -6,7 +6,10 @@ from support.errors import BadInput
 import ast
 import csv
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +18,7 @@ import pytest
 
 import course
 import grading
+from conftest import ROOT
 from exercises import ALL, source, written
 from surgery import find, put
 
@@ -103,6 +107,7 @@ def submission(tmp_path, file, change=lambda text: text):
         ("import pytest; pytest.exit('done', returncode=0)", "(exit code 0): _pytest.outcomes"),
         ("import os; os._exit(0)", "the process ended itself (exit code 0)"),
         ("import pytest; pytest.skip('done')", "done"),
+        ("import os, shutil; shutil.rmtree(os.getcwd())", "the process ended itself"),
         # each test that is still to come is taken out of the session
         (
             "import gc, pytest\n"
@@ -122,6 +127,77 @@ def test_who_ends_pytest_earns_nothing(body, said, tmp_path):
 
     row = graded(submission(tmp_path, "grpo.py", change), "groups")["groups"]
     assert row["points"] == "0" and said in row["result"]
+
+
+def is_gone(number):
+    """Has a process ended, or does it only wait for its parent to hear of it?"""
+    words = ["ps", "-o", "stat=", "-p", str(number)]
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip() in ("", "Z")
+
+
+@pytest.mark.parametrize("last, code", [("exit 3", 3), ("sleep 61", None)])
+def test_what_an_answer_started_ends_with_it(last, code, tmp_path):
+    """After the time limit, too. It wrote into the folder while this was removed, and all
+    submissions behind it had no grades."""
+    command = f"(while :; do mkdir -p $RANDOM; done) & echo $! > started; {last}"
+    assert grading.run_session(["bash", "-c", command], 0.5, cwd=tmp_path) == code
+    number = int((tmp_path / "started").read_text())
+    assert is_gone(number)
+
+
+@pytest.mark.parametrize("error", [OSError(39, "Directory not empty"), RecursionError("too deep")])
+def test_a_folder_that_cannot_be_removed_is_left_with_a_line(error, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile.TemporaryDirectory, "cleanup", raises(error))
+        with grading.scratch_folder() as name:
+            pass
+    assert capsys.readouterr().err == f"{name} is left: {error}\n"
+    os.rmdir(name)
+
+
+def raises(error):
+    """A function that raises the error, whatever it is called with."""
+
+    def function(*_, **__):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left"), RecursionError("too deep")])
+def test_a_submission_that_cannot_be_tried_costs_no_other(error, tmp_path, monkeypatch):
+    def run_pytest(chosen, changed, cases, limit, *flags):
+        if "anna" in str(changed):
+            raise error
+        return "", {"test_grpo.test_group_advantages_by_hand": []}
+
+    exercise = {**ALL["groups"], "tests": ["test_grpo.py::test_group_advantages_by_hand"]}
+    monkeypatch.setattr(grading, "run_pytest", run_pytest)
+    submission(tmp_path, "grpo.py", lambda text: text + "\nAUTHOR = 'anna'\n")
+    (tmp_path / "ben").mkdir()
+    (tmp_path / "ben" / "grpo.py").write_text(source("grpo.py"), "utf-8")
+    table = tmp_path / "grades.csv"
+    grading.grade([tmp_path / "anna", tmp_path / "ben"], {"groups": exercise}, 30, table)
+    anna, _, ben, _ = csv.DictReader(table.open(encoding="utf-8"))
+    assert anna["result"] == f"grpo.py: {type(error).__name__}: {error}"
+    assert ben["result"] == "passed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_runs_ends_when_the_grading_is_stopped(number, tmp_path):
+    """A session of its own does not hear the Ctrl-C of the terminal."""
+    started = tmp_path / "started"
+    loop = f"\nimport os\nopen({str(started)!r}, 'w').write(str(os.getpid()))\nwhile 1: pass\n"
+    place = submission(tmp_path, "grpo.py", lambda text: text + loop)
+    words = [sys.executable, "course/course.py", "grade", str(place), "--only", "groups"]
+    with subprocess.Popen(words, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        while not (started.exists() and started.read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.communicate(timeout=20)[1] == "\nstopped\n" and process.returncode == 130
+    assert is_gone(int(started.read_text()))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +272,28 @@ def test_what_an_editor_did_costs_nothing(change, tmp_path):
             nodes = [find(ast.parse(t), name) for t in (source(exercise["file"]), text)]
             ours, theirs = (list(map(ast.unparse, node.body[1:])) for node in nodes)
             assert ours == theirs
+
+
+@pytest.mark.slow
+def test_a_top_level_that_raises_costs_the_exercises_of_its_file(tmp_path):
+    """And says so; those of the other files lose nothing."""
+    place = submission(tmp_path, "ppo.py", lambda text: text + "\nLIMITS = [1]\nLIMITS[1]\n")
+    submission(tmp_path, "grpo.py", lambda text: text + "\nraise SystemExit('done')\n")
+    submission(tmp_path, "rollout.py")
+    rows = graded(place, "kl,groups,thought")
+    assert [rows[name]["points"] for name in ("kl", "groups")] == ["0", "0"]
+    assert rows["kl"]["result"].endswith("the top level raises IndexError: list index out of range")
+    assert rows["groups"]["result"].endswith("the top level raises SystemExit: done")
+    assert rows["thought"]["result"] == "passed"
+
+
+@pytest.mark.soak
+def test_an_endless_loop_at_the_top_costs_the_exercises_of_its_file(tmp_path):
+    place = submission(tmp_path, "ppo.py", lambda text: text + "\nwhile True: pass\n")
+    submission(tmp_path, "grpo.py")
+    rows = graded(place, "kl,groups", "--limit", "20")
+    assert rows["groups"]["result"] == "passed"
+    assert rows["kl"]["result"] == "no end within 20 s"
 
 
 @pytest.mark.soak
