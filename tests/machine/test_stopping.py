@@ -135,7 +135,8 @@ def test_torchrun_hands_its_signal_on(two_ranks, tiny_dir, tmp_path):
 def main(moment, *flags):
     """What each rank does in the test above."""
     with in_moods() as patch:
-        first = MOMENTS.get(moment, [None])[0] is Models  # only the first rank writes
+        # only the first rank writes
+        first = MOMENTS.get(moment, [None])[0] in (Models, rundir.RunDir)
         if moment in MOMENTS and (os.environ["RANK"] == "0") == first:
             signal_at(moment, patch, [signal.SIGTERM], ranks=2)
         rlver.ranks.leave_ranks(rlver.main(list(flags)))
