@@ -90,7 +90,9 @@ class ServerModel(AdaptiveModel):
         # not sent any more
         self.replaced = {}
         self.has_answered = False
-        self.is_patient = True  # is a 5xx tried again until CALL_TIMEOUT?
+        # Is a 5xx tried again until CALL_TIMEOUT, and a 404 final? (Not while the check looks for a
+        # format, which both may mean.)
+        self.is_patient = True
         self.last_failure, self.has_floors, self.has_marks = "", False, False
 
         self.key = read_key()
@@ -185,8 +187,7 @@ class ServerModel(AdaptiveModel):
                         has_changed = parameters != self.parameters(max_tokens, options)
                         if has_changed or self.adapt(answer, parameters):
                             continue
-                        # a wrong key, no money, a stream, an unknown model (while the check looks
-                        # for a format, it may be a format that nobody takes); else the prompt is
+                        # a wrong key, no money, a stream, an unknown model; else the prompt is
                         # too long, or has words that a filter does not want
                         is_for_all = status in (401, 402, 406, self.is_patient and 404)
                         kind = SimulatorRefused if is_for_all else PromptRefused
@@ -331,7 +332,7 @@ def read_response(text):
         body = parse_json(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError):
         if re.search(r"^data:|data: ?\[DONE\]\s*$", text, re.M):
-            return 406, 'an event stream, although the request says "stream": false; switch it off'
+            return 406, 'an event stream, though the request says "stream": false; switch it off'
         return 200, None
     choice = value_at(body, "choices", 0)
     message = value_at(choice, "message")

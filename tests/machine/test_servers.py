@@ -169,8 +169,9 @@ def test_how_long_a_server_wants_to_be_left_alone(value, seconds):
     assert seconds_to_wait({}) == 0
 
 
-def test_a_pause_is_kept_and_one_that_is_too_long_is_named():
+def test_a_pause_is_kept_and_one_that_is_too_long_is_named(monkeypatch):
     """In milliseconds, too. Nobody could see that the pause was an hour."""
+    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 5)
     responses = [failure(429, "slow", {"retry-after-ms": "400"}), (200, {}, completion("good"))]
     times, later = [], formatdate(time.time() + 4000, usegmt=True)
 
@@ -193,7 +194,7 @@ GLUED = json.dumps(completion("Hi.")).encode() + b"\n\ndata: [DONE]\n\n"
     "status, body, told",
     [
         (200, STREAM, "an event stream"),
-        (200, b": connected\n\nevent: message\n" + STREAM, "an event stream"),
+        (200, b": connected\n\nevent: message\n" + STREAM[:-14], "an event stream"),
         (200, GLUED, "an event stream"),
         (200, GLUED.replace(b"\n", b""), "an event stream"),
         (200, {"error": {"code": 401, "message": "bad key"}}, "401 bad key"),
@@ -202,9 +203,10 @@ GLUED = json.dumps(completion("Hi.")).encode() + b"\n\ndata: [DONE]\n\n"
         (200, {"error": {"code": 429, "message": "exceeded_current_quota"}}, "429 exceeded"),
     ],
 )
-def test_what_every_question_would_meet_ends_the_check_at_once(status, body, told):
+def test_what_every_question_would_meet_ends_the_check_at_once(status, body, told, monkeypatch):
     """A stream was asked for eight times, each maybe paid, and then "may be tried later"; a quota
     that is used up for five minutes. One request, and the server's words."""
+    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 5)
     with Loopback(reply=lambda request: (status, {}, body)) as server:
         with pytest.raises(SimulatorRefused, match=told):
             asyncio.run(user_at(server).simulator.check())
