@@ -37,8 +37,6 @@ def main(argv=None):
     """Run the command in `argv`. Returns the exit code: 0, 1 if points are missing or a wrong
     answer passes, 2 for bad input, 130 after Ctrl-C."""
     args = make_parser().parse_args(argv)
-    # as Ctrl-C: what was started ends, too
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return run(args)
     except WITH_A_MESSAGE as error:
@@ -131,4 +129,5 @@ def make_parser():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what it started ends, too
     sys.exit(main())
