@@ -129,5 +129,6 @@ def make_parser():
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what it started ends, too
+    # as Ctrl-C: what it started ends, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())
