@@ -1,37 +1,20 @@
 """policy_and_users.py - the two sides of an evaluation, a policy and its users: found by name, set up
 by flags and by the policy's run, and loaded. For evaluate.py and tools/chat.py.
 
-Who decides about a setting (the run is the one that made the policy, if there is one):
-
-    setting            first               then                      else
-    think              the run             --think                   no
-    policy_lang        the run             --lang                    en
-    temperature        the run                                       1
-    max_tokens         --max-tokens        the run                   2048; of the toy 48
-    context            --context                                     what the model takes
-    template_args      the run             --template-args           none
-
-    simulator          --simulator         the run                   toy
-    lang               --lang              the run                   en
-    difficulty         --difficulty        the run                   vanilla
-    reader             --reader            the run, without          none
-                                           --simulator
-    its template_args  --template-args     the run                   none
-    users              --profiles, --world what the run held out     the toy's held-out users
-
-A policy replies as it was trained: a flag sets only what no run sets, but for the length. The users
-may be others than the run's. All other settings are those of the flags, whatever the run had.
+From top to bottom: who decides about a setting, a flag or the run; the policy; its users; flags.
 """
 
 from support import files
 from support.answers import PROMPTS, load_prompt
 from support.command_line import emotion_value, natural, positive, split_name
 from support.errors import BadInput
+from support.results import POLICY_SETTINGS
 from support.rundir import FIRST_CHECKPOINT, checkpoints, settings_of_run, state_of
 from support.servers import SAMPLING, ServerModel
 from support.settings import add_settings, usual_engine
 
 import os
+from collections import ChainMap
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,6 +25,57 @@ from people import held_out_of_run, load_profiles, toy_profiles
 from players import check_playable, digests_of_texts, local_models, make_simulator
 from rollout import Agent, read_reply
 from toy import world
+
+# ------------------------------------------------------------------------- who decides about a setting
+
+
+@dataclass
+class TalkSettings:
+    """How a policy and its users talk."""
+
+    think: bool
+    policy_lang: str
+    temperature: float
+    max_tokens: int
+    context: int | None  # None: what the model takes
+    template_args: dict | None
+    # its users
+    simulator: str
+    lang: str
+    difficulty: str
+    reader: str | None
+    reader_template_args: dict | None
+
+
+def settings_of_talk(flags, run, is_toy=False):
+    """The TalkSettings by these flags and by the settings of the run that made the policy, {} if
+    none did. In each line: its name there, who decides first, who next, and what holds else. All
+    other settings are those of the flags, whatever the run had. (choose_users: who the users are.)"""
+    flags = {name: value for name, value in flags.items() if value}  # those that were given
+    return TalkSettings(
+        # A policy replies as it was trained: a flag sets only what no run sets, but for the length.
+        think=decide("think", run, flags, False),
+        policy_lang=decide("lang", run, flags, "en"),
+        temperature=decide("temperature", run, 1.0),
+        max_tokens=decide("max_tokens", flags, run, 48 if is_toy else 2048),
+        context=decide("context", flags, None),
+        template_args=decide("template_args", run, flags, None) or None,
+        # The users may be others than the run's.
+        simulator=decide("simulator", flags, run, "toy"),
+        lang=decide("lang", flags, run, "en"),
+        difficulty=decide("difficulty", flags, run, "vanilla"),
+        # the run's reader belongs to the run's simulator
+        reader=decide("reader", flags, {} if "simulator" in flags else run, None),
+        reader_template_args=decide("template_args", flags, run, None),
+    )
+
+
+def decide(name, *sources):
+    """What the first of these dicts with this name has there. The last source is the value that holds
+    if none has it."""
+    *sources, usual = sources
+    return ChainMap(*sources).get(name, usual)
+
 
 # --------------------------------------------------------------------------------------- the policy
 
@@ -102,7 +136,7 @@ class LoadedPolicy:
     """A policy that is ready to talk."""
 
     label: str  # its name in results
-    settings: dict  # how it replies: the first block of settings at the top of this file
+    settings: dict  # how it replies: the first of the TalkSettings
     home: Path | None  # as a PolicySource's
     make_agent: Callable  # make_agent(seed=...) -> Agent
 
@@ -113,14 +147,8 @@ def load_policy(source, args, reader=None):
     label, weights, run, home = source
     kind, model_name, url = split_name(str(weights))
     is_toy = run.get("model", weights) == "toy"
-    settings = {
-        "think": run.get("think", args.think),
-        "policy_lang": run.get("lang", args.lang or "en"),
-        "temperature": run.get("temperature", 1.0),
-        "max_tokens": args.max_tokens or run.get("max_tokens", 48 if is_toy else 2048),
-        "context": args.context,
-        "template_args": run.get("template_args", args.template_args) or None,
-    }
+    chosen = vars(settings_of_talk(vars(args), run, is_toy))
+    settings = {key: chosen[key] for key in (*POLICY_SETTINGS, "template_args")}
     if args.think and not settings["think"]:
         raise BadInput(f"--think: {label} was trained to reply without thinking")
     if args.template_args and not reader and (kind == "openai" or "template_args" in run):
@@ -185,42 +213,33 @@ class ServerAgent:
 # ----------------------------------------------------------------------------------------- its users
 
 
-# who plays the users if neither a flag nor a run says it
-USUAL_USER = {"simulator": "toy", "lang": "en", "difficulty": "vanilla", "reader": None}
-
-
 def load_both_sides(args, name):
     """Load the policy `name` and the users whom the flags and its run ask for. Returns
     (LoadedPolicy, Simulator, users, settings): the users a list of Profiles, the settings what a
     result file keeps with each dialogue. --lang is the language of the users; for a policy that is
     a run it changes their prompts, but not the policy's. Raises BadInput or BadModel."""
     source = find_weights(name, args.step)
-    run = source.run
-    player, lang, difficulty, reader = (
-        getattr(args, key) or run.get(key, usual) for key, usual in USUAL_USER.items()
-    )
-    if args.simulator and not args.reader:
-        reader = None
-    users, held_out = choose_users(args, source, player, lang)
+    chosen = settings_of_talk(vars(args), source.run)
+    users, held_out = choose_users(args, source, chosen)
     simulator = make_simulator(
-        player,
-        lang,
-        difficulty,
+        chosen.simulator,
+        chosen.lang,
+        chosen.difficulty,
         temperature=args.simulator_temperature,
-        reader=reader,
-        template_args=args.template_args or run.get("template_args"),
+        reader=chosen.reader,
+        template_args=chosen.reader_template_args,
     )
-    policy = load_policy(source, args, reader)  # last, because it may take minutes
+    policy = load_policy(source, args, chosen.reader)  # last, because it may take minutes
     agent = policy.make_agent(seed=0)
     keys = ("start", "max_turns", "seed", "simulator_temperature", "world")
     settings = {
         "policy": policy.label,
         **policy.settings,
         # without addresses: a model is the same wherever it is served
-        "simulator": user_label(player),
-        "lang": lang,
-        "difficulty": difficulty,
-        "reader": reader and user_label(reader),
+        "simulator": user_label(chosen.simulator),
+        "lang": chosen.lang,
+        "difficulty": chosen.difficulty,
+        "reader": chosen.reader and user_label(chosen.reader),
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in users]),
         "held_out": held_out,
@@ -241,7 +260,7 @@ def user_label(name):
     return model or kind
 
 
-def choose_users(args, source, simulator_name, lang):
+def choose_users(args, source, chosen):
     """(users, were they held out by the policy's run?): those of --profiles; with --world chit-chat
     those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
     Raises BadInput for users whom the simulator cannot play."""
@@ -249,15 +268,15 @@ def choose_users(args, source, simulator_name, lang):
     if args.world and file:
         raise BadInput("--world names users, and so does --profiles; give one of them")
     if args.world:
-        file = PROMPTS / "profiles" / f"{lang}_chat.jsonl"
+        file = PROMPTS / "profiles" / f"{chosen.lang}_chat.jsonl"
     if file:
         users = load_profiles(file)
-        check_playable(simulator_name, users)
+        check_playable(chosen.simulator, users)
         return users, False
     # a run without --profiles was trained with the toy's other users
     paths = source.run.get("profiles")
     users = held_out_of_run(source.home, source.run) if paths else toy_profiles("heldout", 128)
-    check_playable(simulator_name, users, unnamed=not paths)
+    check_playable(chosen.simulator, users, unnamed=not paths)
     return users, bool(source.run)
 
 

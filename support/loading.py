@@ -1,11 +1,8 @@
 """support/loading.py - a model and its tokenizer, from a directory and into one.
 
-A model that cannot be trained here is refused while loading, in one line: a directory without
-weights, with adapters or with quantized weights, a tokenizer without a chat template, layers that
-do not attend to all earlier tokens, logits that are not the output of the last layer.
-
-From top to bottom: what loads (`load_model`, `load_tensors`) and what it is made of; what writes
-(`write_model`); what is asked of a loaded model or of the machine.
+From top to bottom: what loads (`load_model`, `load_tensors`) and what it is made of; what refuses a
+model that cannot be trained here, each in one line; what writes (`write_model`); what is asked of a
+loaded model or of the machine.
 """
 
 from support.errors import BadModel, CannotWrite, naming
@@ -35,56 +32,30 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
                   the caller must call `make_masters`, which makes fp32 copies.
         another   For weights that are never trained: the base under adapters, or only sampling.
 
-    Dropout is set to 0. `eval()` would switch it off, but gradient checkpointing needs train mode.
-    With dropout the same tokens would get other log-probs on every pass, and the first ratio would
-    not be 1.
-
-    Raises BadModel if something is missing or damaged, if the weights are quantized or are not
-    those of the configuration, and for the architectures that this code would compute wrongly:
-    those with sliding windows, those whose rows depend on each other, and the few that scale or cap
-    their logits after the output layer (see `check_model`).
+    Raises BadModel: what may be wrong with a model is said by the functions that refuse it, below.
     """
     from transformers import AutoModelForCausalLM, GenerationConfig, logging
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     with naming(f"{prefix}{path}"):
-        # 1. Refuse what must not be loaded. Quantized weights have no gradient, or are written as
-        # other weights than were read. Some kinds are loaded only if a package is there, others as
-        # if they were not quantized.
         directory = directory_of(path)
-        if read_json(directory / "config.json").get("quantization_config"):
-            raise BadModel("its weights are quantized; take the model that they were made from")
-        # 2. Load.
+        refuse_quantized(directory)
         tokenizer = load_tokenizer(directory)
-        model, loading_info = read_by(
+        model, problems = read_by(
             AutoModelForCausalLM,
             directory,
             attn_implementation="sdpa",
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below
+            ignore_mismatched_sizes=True,  # `refuse_misfits` names them
             dtype=dtype or "auto",
         )
-        # 3. Refuse what this code would compute wrongly. transformers makes up at random what is
-        # missing, and leaves out what it does not know: the head of a reward model, layers or
-        # biases that config.json does not have.
-        for problem, names in loading_info.items():
-            if names:
-                raise BadModel(f"its weights do not fit its config.json: {problem}: {min(names)}")
+        refuse_misfits(problems)
         check_model(model, tokenizer)
-        # 4. Change it, for training and for checkpoints.
         # A checkpoint needs only the stop ids. transformers refuses to write some of the other
         # values that it reads: a temperature beside do_sample false.
         model.generation_config = GenerationConfig(eos_token_id=stop_ids(directory) or None)
-        # dropout: in its configuration, and in its layers, which copied the numbers from there
-        for part in (model.config, *model.modules()):
-            if isinstance(part, torch.nn.Embedding):
-                # else that row would get no gradient, and it may be the stop token's
-                part.padding_idx = None
-            for name, value in list(vars(part).items()):
-                # attention_dropout, attn_pdrop ...; `p` is nn.Dropout's
-                if isinstance(value, float) and ("drop" in name or name == "p"):
-                    setattr(part, name, 0.0)
+        switch_off_dropout(model)
     return model.to(device), tokenizer
 
 
@@ -95,21 +66,24 @@ def load_tensors(path):
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
 
 
-# The files of a model that are read: in each line those of the first pattern that fits any.
-WHAT_IS_READ = (
-    "*config.json",
-    "chat_template.jinja",
-    "tokenizer.json vocab.json tokenizer.model",
-    "model.safetensors model-*.safetensors *.bin",
-)
+def switch_off_dropout(model):
+    """Set dropout to 0, in the configuration and in the layers, which copied the numbers from there.
+    `eval()` would switch it off, but gradient checkpointing needs train mode. With dropout the same
+    tokens would get other log-probs on every pass, and the first ratio would not be 1. And let the
+    padding's row have a gradient: it may be the stop token's."""
+    for part in (model.config, *model.modules()):
+        if isinstance(part, torch.nn.Embedding):
+            part.padding_idx = None
+        for name, value in list(vars(part).items()):
+            # attention_dropout, attn_pdrop ...; `p` is nn.Dropout's
+            if isinstance(value, float) and ("drop" in name or name == "p"):
+                setattr(part, name, 0.0)
 
 
 def directory_of(place):
     """The directory with the files of a model, a Path; it is downloaded if `place` is a name on the
     hub, OWNER/NAME. The same weights in other formats are left out. Raises BadModel if `place` is
-    no directory and the hub does not have it; for files that git-lfs has not fetched; and for
-    adapters: transformers would load their base and put them on it, even if another model stands
-    beside them, and a checkpoint would hold the adapters alone."""
+    no directory and the hub does not have it, and for pointers and adapters."""
     path = Path(place)
     if not path.is_dir():
         # A place in runs/ is a path with a typing error. Beside any other folder it may be a name.
@@ -128,17 +102,8 @@ def directory_of(place):
                 ignore_patterns=["consolidated*", "*/*"],
             )
         path = Path(download)
-    for patterns in WHAT_IS_READ:
-        files = (sorted(path.glob(pattern)) for pattern in patterns.split())
-        for file in next(filter(None, files), []):
-            if size_of(file) < 1024 and b"https://git-lfs" in file.read_bytes():
-                raise BadModel(f"{file.name} is only a pointer of git-lfs; fetch it: git lfs pull")
-    adapters = path / "adapter_config.json"
-    if adapters.exists():
-        raise BadModel(
-            f"adapters for {read_json(adapters).get('base_model_name_or_path')}, no whole model; "
-            "merge them (peft's merge_and_unload); a checkpoint's adapter/ is merged in its parent"
-        )
+    refuse_pointers(path)
+    refuse_adapters(path)
     return path
 
 
@@ -172,18 +137,75 @@ def read_by(kind, directory, **options):
         raise
 
 
+# --------------------------------------------------------- what refuses a model: each raises BadModel
+
+# The files of a model that are read: in each line those of the first pattern that fits any.
+WHAT_IS_READ = (
+    "*config.json",
+    "chat_template.jinja",
+    "tokenizer.json vocab.json tokenizer.model",
+    "model.safetensors model-*.safetensors *.bin",
+)
+
+
+def refuse_pointers(path):
+    """Refuse files that git-lfs has not fetched."""
+    for patterns in WHAT_IS_READ:
+        files = (sorted(path.glob(pattern)) for pattern in patterns.split())
+        for file in next(filter(None, files), []):
+            if size_of(file) < 1024 and b"https://git-lfs" in file.read_bytes():
+                raise BadModel(f"{file.name} is only a pointer of git-lfs; fetch it: git lfs pull")
+
+
+def refuse_adapters(path):
+    """Refuse adapters: transformers would load their base and put them on it, even if another model
+    stands beside them, and a checkpoint would hold the adapters alone."""
+    adapters = path / "adapter_config.json"
+    if adapters.exists():
+        raise BadModel(
+            f"adapters for {read_json(adapters).get('base_model_name_or_path')}, no whole model; "
+            "merge them (peft's merge_and_unload); a checkpoint's adapter/ is merged in its parent"
+        )
+
+
+def refuse_quantized(directory):
+    """Refuse quantized weights: they have no gradient, or are written as other weights than were
+    read. Some kinds are loaded only if a package is there, others as if they were not quantized."""
+    if read_json(directory / "config.json").get("quantization_config"):
+        raise BadModel("its weights are quantized; take the model that they were made from")
+
+
+def refuse_misfits(problems):
+    """Refuse weights that are not those of the configuration: transformers makes up at random what is
+    missing, and leaves out what it does not know: the head of a reward model, layers or biases that
+    config.json does not have. problems: its loading_info."""
+    for problem, names in problems.items():
+        if names:
+            raise BadModel(f"its weights do not fit its config.json: {problem}: {min(names)}")
+
+
 def check_model(model, tokenizer):
-    """Raise BadModel for a model that does not belong to its tokenizer, or that this code would
-    compute wrongly."""
-    # More rows than ids are usual.
+    """Refuse a loaded model that does not belong to its tokenizer, is damaged, or would be computed
+    wrongly."""
+    refuse_unknown_ids(model, tokenizer)
+    config = model.config.get_text_config()  # a part of the config of a model that reads pictures
+    context = config.max_position_embeddings  # a model without one is refused: this line raises
+    refuse_windows(config)
+    refuse_damage(model)
+    refuse_other_logits(model, context)
+
+
+def refuse_unknown_ids(model, tokenizer):
+    """Refuse a tokenizer with ids that the embedding does not have. (More rows than ids are usual.)"""
     last = max(tokenizer.get_vocab().values())
     rows = len(model.get_input_embeddings().weight)
     if last >= rows:
         raise BadModel(f"its tokenizer knows ids up to {last}, its embedding has {rows} rows")
-    # Every layer must attend to all earlier tokens: neither the trainer's mask (`policy.tree_mask`)
-    # nor the engine's has a window.
-    config = model.config.get_text_config()  # a part of the config of a model that reads pictures
-    context = config.max_position_embeddings  # a model without one is refused: this line raises
+
+
+def refuse_windows(config):
+    """Refuse layers that do not attend to all earlier tokens: neither the trainer's mask
+    (`policy.tree_mask`) nor the engine's has a window."""
     kinds = getattr(config, "layer_types", None)
     if kinds is None:  # one kind for all layers; some configs name a window and do not use it
         window = getattr(config, "sliding_window", None)
@@ -194,14 +216,20 @@ def check_model(model, tokenizer):
         raise BadModel(
             f"its layers do not attend to the whole dialogue ({others[0]}); not supported"
         )
-    # What a stopped copy has not written may be zeros; a half-written number may be NaN, for which
-    # each comparison is false. (The weights of a norm may be equal.)
+
+
+def refuse_damage(model):
+    """Refuse weights that a stopped copy has not written: they may be zeros, and a half-written number
+    may be NaN, for which each comparison is false. (The weights of a norm may be equal.)"""
     for name, weight in model.named_parameters():
         if weight.dim() > 1 and not weight.max() > weight.min():
             raise BadModel(f"{name} is damaged: NaN, or everywhere the same number")
-    # `Policy.forward` takes the logits of the output layer as they are, and a row must not depend
-    # on its neighbours, such as one that ends at the last position. (Both passes have the same
-    # shape, so even in bf16 only the positions can make a difference.)
+
+
+def refuse_other_logits(model, context):
+    """Refuse logits that are not those of the output layer, which `Policy.forward` takes as they are,
+    or whose row depends on its neighbours, such as one that ends at the last position of `context`.
+    (Both passes have the same shape, so even in bf16 only the positions can make a difference.)"""
     ids = torch.arange(16).repeat(2, 1)
     positions = torch.stack([ids[0], ids[0] + context - 16])
     with torch.no_grad():
@@ -214,6 +242,9 @@ def check_model(model, tokenizer):
             "its logits are not those of its output layer (scaled or capped), or depend on who "
             f"shares the batch (longrope), by {gap:.1e}; not supported"
         )
+
+
+# ------------------------------------------------------------------------- what writes, and the rest
 
 
 def write_model(directory, model, weights, tokenizer):

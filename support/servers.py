@@ -1,6 +1,6 @@
 """support/servers.py - a language model on a server that speaks OpenAI's protocol.
 
-From top to bottom: the model, what counts as a failure of it (`chat`), and what it changes of its
+From top to bottom: the model, what follows from a status (`refusal_by`), and what it changes of its
 requests while it is asked (`adapt`); reading a response; making a request.
 
 A failure is one of three exceptions (support/errors.py):
@@ -160,15 +160,8 @@ class ServerModel(AdaptiveModel):
         """One question, as an Answer. options: more of OpenAI's parameters; one that is None is not
         sent. Raises SimulatorFailed, PromptRefused or SimulatorRefused.
 
-        This function alone decides what follows from a response (`request` returns its status):
-
-            an Answer                    returned
-            200, but without an answer   tried again, up to TRIES times: each may be paid for
-            408, 409, 429, 5xx           tried again until CALL_TIMEOUT, but not while the check looks
-                                         for a format (not `is_patient`): then a 5xx is a refusal
-                                         once more than FORMAT_RETRIES tries have failed
-            any other status             a refusal, unless `adapt` changes what is sent"""
-        failures, without_answer = 0, 0  # tries that failed; those of them whose status was 200
+        An Answer is returned. Where there is none, `refusal_by` says what follows."""
+        failed = []  # the statuses of the tries that failed
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
                 while True:
@@ -178,29 +171,20 @@ class ServerModel(AdaptiveModel):
                         self.has_answered = True
                         self.keep_name(answer.model)
                         return answer
-                    is_refusal = status not in (200, 408, 409, 429) and status < 500
-                    # some servers fail at a schema alone (503: the server is loading, or busy)
-                    if not self.is_patient and failures > FORMAT_RETRIES:
-                        is_refusal |= status >= 500 and status != 503
-                    if is_refusal:
-                        # If they have changed meanwhile, another call was quicker.
+                    if refusal := self.refusal_by(status, len(failed)):
+                        # If the parameters have changed meanwhile, another call was quicker.
                         has_changed = parameters != self.parameters(max_tokens, options)
                         if has_changed or self.adapt(answer, parameters):
                             continue
-                        # a wrong key, no money, a stream, an unknown model; else the prompt is
-                        # too long, or has words that a filter does not want
-                        is_for_all = status in (401, 402, 406, self.is_patient and 404)
-                        kind = SimulatorRefused if is_for_all else PromptRefused
-                        raise kind(f"{self.url}: {self.quote(answer)}")
+                        raise refusal(f"{self.url}: {self.quote(answer)}")
                     if wait > CALL_TIMEOUT:
                         raise SimulatorFailed(
                             f"{self.url}: it asks for a pause of {wait:.0f} s: {self.quote(answer)}"
                         )
-                    pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(failures, 10))
-                    failures += 1
-                    without_answer += status == 200
+                    pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(len(failed), 10))
+                    failed.append(status)
                     self.report_failure(answer)
-                    if without_answer == TRIES:
+                    if failed.count(200) == TRIES:  # each of these may be paid for
                         break
                     # at random, so that questions that failed together do not come back together
                     await asyncio.sleep(max(pause * random.uniform(0.5, 1), wait))
@@ -209,14 +193,26 @@ class ServerModel(AdaptiveModel):
                 f"{self.url}: no answer within {CALL_TIMEOUT} s; the last failure: "
                 f"{self.last_failure or 'it is silent'}"
             ) from None
-        raise SimulatorFailed(f"{self.url}: no answer in {failures} tries; {self.last_failure}")
+        raise SimulatorFailed(f"{self.url}: no answer in {len(failed)} tries; {self.last_failure}")
+
+    def refusal_by(self, status, failures):
+        """Which refusal a response without an answer is, by its status: an exception, which `chat`
+        raises unless `adapt` changes what was refused. None: it is no refusal, and the question is
+        asked again. failures: the tries before that were none, either."""
+        match status:
+            case 200 | 408 | 409 | 429 | 503:  # no answer in it; or it is slow, busy, loading
+                return None
+            case 404 if not self.is_patient:  # a gateway's may mean the format
+                return PromptRefused
+            case 401 | 402 | 404 | 406:  # a wrong key, no money, an unknown model, a stream
+                return SimulatorRefused
+            case _ if status < 500:  # the prompt is too long, or a filter does not want its words
+                return PromptRefused
+            case _:  # another fault; some servers have it at a schema alone
+                return None if self.is_patient or failures <= FORMAT_RETRIES else PromptRefused
 
     async def request(self, messages, parameters):
-        """One try. Returns
-
-        status   the one that the server should have sent (`read_response`); 503 without a response
-        answer   an Answer, or in words why there is none
-        wait     the seconds that the server wants to be left alone, 0 if it does not say how many"""
+        """One try, as `read_response` says; (503, why, 0) without a response."""
         import openai
 
         create = self.client.chat.completions.with_raw_response.create
@@ -225,21 +221,12 @@ class ServerModel(AdaptiveModel):
             response = await create(
                 model=self.name, messages=messages, stream=False, extra_body=parameters
             )
-            status, answer = read_response(response.text)
         except openai.APIStatusError as error:  # any status but 200
-            response = error.response
-            status, answer = response.status_code, error.message
+            return read_response(error.response, error.message)
         except openai.APIError as error:
             cause = error.__cause__ or error  # the HTTP library's, which says more
             return 503, f"{type(cause).__name__} {cause}", 0
-        if status != 200:
-            answer = f"status {status} {answer}"
-        elif answer is None:
-            answer = f"its response holds no answer: {response.text}"
-        # no rate limit, but an empty account
-        if status == 429 and re.search("insufficient_quota|exceeded_current_quota", response.text):
-            status = 402
-        return status, answer, seconds_to_wait(response.headers)
+        return read_response(response)
 
     def parameters(self, max_tokens, options):
         """What is sent now beside the messages. options: of `chat`."""
@@ -316,7 +303,25 @@ class ServerModel(AdaptiveModel):
 # ------------------------------------------------------------------------------ reading a response
 
 
-def read_response(text):
+def read_response(response, error=None):
+    """A response of the HTTP library. error: what its status means, in words, unless it is 200.
+    Returns
+
+    status   the one that the server should have sent (`read_body`)
+    answer   an Answer, or in words why there is none
+    wait     the seconds that the server wants to be left alone, 0 if it does not say how many"""
+    status, answer = (response.status_code, error) if error else read_body(response.text)
+    if status != 200:
+        answer = f"status {status} {answer}"
+    elif answer is None:
+        answer = f"its response holds no answer: {response.text}"
+    # no rate limit, but an empty account
+    if status == 429 and re.search("insufficient_quota|exceeded_current_quota", response.text):
+        status = 402
+    return status, answer, seconds_to_wait(response.headers)
+
+
+def read_body(text):
     """The body of a response, as (status, what it holds). The status is the one that the server
     should have sent with this body, whatever it did send:
 

@@ -33,7 +33,7 @@ from tqdm.asyncio import tqdm
 
 from emotion import TRAINING
 from players import check_playable, make_simulator
-from policy_and_users import USUAL_USER, user_label
+from policy_and_users import settings_of_talk, user_label
 from tools.asking import ask, open_call_log, source_of
 from tools.dialogues import (
     check_files,
@@ -69,7 +69,7 @@ def same_user(args):
     """Put whole dialogues to the recorded user again. Returns the exit code: 1 if it does not feel
     what was recorded. Raises BadInput."""
     dialogues, settings = load(args)
-    original = USUAL_USER | dialogues[0]["made_by"]
+    original = settings_of_talk({}, dialogues[0]["made_by"])
     if args.difficulty or models_of(settings) != models_of(original):
         raise BadInput(f"{args.files[0]}: recorded with another user; other-user asks this one")
     # without a log: they shall answer anew
@@ -84,7 +84,7 @@ def other_user(args):
     dialogue. Returns the exit code."""
     dialogues, settings = load(args)
     log = None
-    if settings["reader"] or settings["simulator"] not in SCRIPTED:
+    if settings.reader or settings.simulator not in SCRIPTED:
         log = open_call_log("results/replay-calls.jsonl")
     users = make_users(args, settings, log)
     replies = [turn["reply"] for dialogue in dialogues for turn in dialogue["turns"]]
@@ -107,12 +107,9 @@ def load(args):
     refuse_nesting()
     check_files(args)
     dialogues = [vars(dialogue) for dialogue in load_dialogues(*args.files)] * args.times
-    settings = USUAL_USER | dialogues[0]["made_by"]
-    settings["lang"] = args.lang = args.lang or settings["lang"]  # args: for the judge
-    if args.simulator or args.reader:  # the recorded reader belongs to the recorded simulator
-        settings["simulator"] = args.simulator or settings["simulator"]
-        settings["reader"] = args.reader
-    check_playable(settings["simulator"], [dialogue["profile"] for dialogue in dialogues])
+    settings = settings_of_talk(vars(args), dialogues[0]["made_by"])
+    args.lang = settings.lang  # for the judge
+    check_playable(settings.simulator, [dialogue["profile"] for dialogue in dialogues])
     return dialogues, settings
 
 
@@ -120,11 +117,11 @@ def make_users(args, settings, log=None):
     """{name in the table: Simulator}: a user of each --difficulty."""
     return {
         level or "now": make_simulator(
-            settings["simulator"],
+            settings.simulator,
             args.lang,
-            level or settings["difficulty"],
+            level or settings.difficulty,
             temperature=args.simulator_temperature,
-            reader=settings["reader"],
+            reader=settings.reader,
             log=log,
         )
         for level in args.difficulty or [None]
@@ -152,7 +149,7 @@ def reword(args):
 
 def models_of(settings):
     """Who plays the user and whose feelings are read, without the addresses of servers."""
-    return user_label(settings["simulator"]), user_label(settings["reader"] or "")
+    return user_label(settings.simulator), user_label(settings.reader or "")
 
 
 # ------------------------------------------------------------------------------------------ hearing
