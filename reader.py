@@ -115,19 +115,35 @@ class ReadSimulator(Simulator):
 
     user_class = ReadUser
 
-    def __init__(self, model, reader, lang="en", **shared):
+    def __init__(self, caller, reader, **how):
         """reader: a Reader. Otherwise as Simulator."""
-        super().__init__(model, lang, **shared)
+        super().__init__(caller, **how)
         self.reader = reader
 
 
-class Reader(Caller, AdaptiveModel):
+class OddsModel:
+    """The model of a reader's Caller: all questions about a reply are its prompt, and the two words
+    its schema."""
+
+    def __init__(self, source):
+        """source: as a Reader's."""
+        self.source, self.name = source, source.name
+        self.served = getattr(source, "served", None)
+
+    async def __call__(self, prompts, words):
+        """For each of `prompts` [log-odds, mass, the likeliest word], see `log_odds`, as JSON."""
+        answers = []
+        for likeliest in await self.source.likeliest(prompts, LIKELIEST):
+            answers.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
+        return json.dumps(answers, ensure_ascii=False)
+
+
+class Reader(AdaptiveModel):
     """Hears replies for all users. `set_scale` must be called before the first one. From a reply to
     the change of an emotion:
 
         questions   the four prompts about the reply
-        read        the log-odds behind each of them, from the model, as a text for the log of calls
-        ask         the same as numbers, from the log if they are there, and checked
+        ask         the log-odds behind each of them, from the log if they are there, and checked
         hear        z of each question, and the change
 
     `scale` is {question: (mean, std)} of the log-odds over known replies."""
@@ -136,9 +152,8 @@ class Reader(Caller, AdaptiveModel):
 
     def __init__(self, source, lang="en", **shared):
         """source: a model with `async likeliest(prompts, count)`. shared: a Caller's."""
-        super().__init__(self.read, **shared)
-        self.source, self.name, self.words = source, source.name, WORDS[lang]
-        self.served = getattr(source, "served", None)
+        self.caller = Caller(OddsModel(source), **shared)
+        self.source, self.words = source, WORDS[lang]
         # {has the friend said anything before this reply?: the beginning of all questions}. With an
         # empty list of earlier replies, a small model tells replies apart less well.
         person, friend, reply = load_prompt("person", lang, "reader").split("\n")
@@ -169,23 +184,17 @@ class Reader(Caller, AdaptiveModel):
         rows = known_replies("weights")
         return [self.texts, [self.questions(row["profile"], row["dialogue"]) for row in rows]]
 
-    async def read(self, prompts, words):
-        """The model of this Caller: for each of `prompts` [log-odds, mass, the likeliest word], see
-        `log_odds`, as JSON."""
-        answers = []
-        for likeliest in await self.source.likeliest(prompts, LIKELIEST):
-            answers.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
-        return json.dumps(answers, ensure_ascii=False)
-
     async def ask(self, prompts):
         """{question: log-odds} of a reply. prompts: its `questions`. Where answers are kept, equal
         prompts are read once. Raises UnreadableAnswers."""
-        key = digest(self.name, prompts)
-        text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
+        key = digest(self.caller.name, prompts)
+        answer = self.caller.logged(key) or await self.caller.call(prompts, self.words, key)
         odds_of = {}  # {question: log-odds}
         try:
             # logs of earlier versions have more between the mass and the word
-            for name, (odds, mass, *_, likeliest) in zip(WEIGHTS, parse_json(text), strict=True):
+            for name, (odds, mass, *_, likeliest) in zip(
+                WEIGHTS, parse_json(answer.text), strict=True
+            ):
                 # `not` in front, because each comparison with NaN is false
                 if not (LEAST_MASS <= mass <= MOST_MASS and abs(odds) <= MOST_ODDS):
                     hint = (
@@ -232,7 +241,7 @@ class Reader(Caller, AdaptiveModel):
         answers = await asyncio.gather(*map(try_to_ask, rows))
         if len(unreadable) > MAX_LOST * len(rows):
             raise BadModel(
-                f"{self.name} cannot be read, at {len(unreadable)} of {len(rows)} known replies: "
+                f"{self.caller.name} cannot be read, at {len(unreadable)} of {len(rows)} known replies: "
                 f"{unreadable[0]}"
             )
         for name in WEIGHTS:
@@ -243,7 +252,7 @@ class Reader(Caller, AdaptiveModel):
                 far.append(f"one answer to the question {name!r} is far from all others")
         if problems := unreadable + far:
             print_folded(
-                f"warning: {self.name}: {problems[0]}. ({len(problems)} such answers about the known "
+                f"warning: {self.caller.name}: {problems[0]}. ({len(problems)} such answers about the known "
                 "replies that set its scale. All changes of emotion depend on it.)"
             )
 

@@ -18,6 +18,7 @@ Chinese. The answers are kept in results/, so the same command continues a stopp
 the questions that are put a second time are always asked.
 """
 
+from support import user_check
 from support.answers import PROMPTS
 from support.command_line import SCRIPTED, from_anywhere, positive, print_folded, refuse_nesting
 from support.errors import (
@@ -104,16 +105,31 @@ def user_of(row, simulator, name=""):
     return simulator.user_class(simulator, row["profile"], name=name, dialogue=past)
 
 
+class Attempts:
+    """A Caller that counts the attempts at one question, logged ones too."""
+
+    def __init__(self, caller):
+        self.caller, self.number = caller, 0
+
+    def __getattr__(self, name):
+        return getattr(self.caller, name)  # what is not counted
+
+    def key(self, *attempt):
+        """As Caller.key."""
+        self.number += 1
+        return self.caller.key(*attempt)
+
+
 async def answer_to(user, outcomes, question, *words):
     """Ask one question, a method of `user`: `feel` with the reply as its `words`, or `answer`.
     Returns what the method returns, or None if it fails. Appends to `outcomes`: "read",
     "unreadable" (at the first try) or "failed" (refused, or not answered)."""
     user.simulator = copy.copy(user.simulator)
-    user.simulator.tries = tries = Counter()  # of this question alone
+    user.simulator.caller = caller = Attempts(user.simulator.caller)
     answer = None
     try:
         answer = await question(*words)
-        outcome = "unreadable" if tries[1] else "read"
+        outcome = "unreadable" if caller.number > 1 else "read"
     except SimulatorFailed as error:
         outcome = "unreadable" if type(error) is UnreadableAnswers else "failed"
     outcomes.append(outcome)
@@ -138,7 +154,7 @@ async def measure_reply(row, simulator, emotion, speaks):
         _, result["change"] = first
     if not first or emotion is None:
         return result
-    twin = user_of(row, simulator.unlogged())
+    twin = user_of(row, user_check.unlogged(simulator))
     second = await answer_to(twin, outcomes, twin.feel, reply)
     if second:
         result["the same change again"] = second[1] == result["change"]
@@ -188,7 +204,7 @@ async def measure_gains(rows, simulator):
 async def measure(rows, simulator, speaks):
     """All questions, after the check. Returns [`measure_reply` of each row, with an emotion for
     ASKED_AGAIN of them] and, with a reader, [`measure_gain`]. Raises as `check`."""
-    await simulator.check(with_feelings=False)
+    await user_check.check(simulator, with_feelings=False)
     count = min(ASKED_AGAIN, len(rows))
     # spread over persons and kinds; the second ten meet the levels shifted by one
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
