@@ -10,8 +10,6 @@ from support.errors import BadInput
 from support.files import digest
 from support.user_check import models_of
 
-from functools import partial
-
 from simulator import Simulator
 from toy import world
 
@@ -61,19 +59,18 @@ def make_simulator(
         llm = world.ScriptedModel(difficulty, weak=name == "toy-weak")
     else:
         llm = find(name, flag, temperature, timeout)
-    make = Simulator
+    # a script never waits, and an engine has a queue of its own
+    bound = concurrency if (name or "").startswith("openai:") else None
+    simulator = Simulator(Caller(llm, concurrency=bound, **shared), lang, difficulty, retries)
     if reader:
-        from reader import WORDS, Reader, ReadSimulator  # here, because most runs have none
+        from reader import WORDS, Reader, ReadUser  # here, because most runs have none
 
         if difficulty != "vanilla":
             raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
         source = find(reader, "--reader", 1.0, timeout, template_args, WORDS[lang])
-        hearing_model = Reader(source, lang, concurrency=concurrency, **shared)
-        make = partial(ReadSimulator, reader=hearing_model)
-    # a script never waits, and an engine has a queue of its own
-    if (name or "").startswith("openai:"):
-        shared["concurrency"] = concurrency
-    return make(Caller(llm, **shared), lang=lang, difficulty=difficulty, retries=retries)
+        simulator.reader = Reader(source, lang, concurrency=concurrency, **shared)
+        simulator.user_class = ReadUser
+    return simulator
 
 
 def language_model(name, flag, temperature, timeout=60.0, template_args=None, words=None):
@@ -113,7 +110,7 @@ def digests_of_texts(policy, simulator):
     (A simulator of another class need not have these attributes.)"""
     texts = getattr(simulator, "texts", None)
     # of a ServerModel it is a function
-    chats = [getattr(one, "chat", None) for one in (policy, *models_of(simulator))]
+    chats = [getattr(one, "chat", None) for one in (policy, *models_of(simulator).values())]
     rendered = [chat.rendered for chat in chats if hasattr(chat, "rendered")]
     return {"chat_template": digest(rendered), "user_prompts": digest(texts and texts())}
 

@@ -30,6 +30,7 @@ from support.errors import BadInput
 from support.rundir import FIRST_CHECKPOINT, checkpoints, settings_of_run, state_of
 from support.servers import SAMPLING, ServerModel
 from support.settings import add_settings, usual_engine
+from support.user_check import models_of
 
 import os
 from dataclasses import dataclass
@@ -229,9 +230,7 @@ def load_both_sides(args, name):
     }
     # Which models have answered for those on servers: lists that grow. A line has the names that
     # are known when it is written.
-    reader = getattr(simulator, "reader", None)
-    callers = [getattr(one, "caller", None) for one in (simulator, reader)]
-    for side, one in zip(("policy", "simulator", "reader"), (agent, *callers)):
+    for side, one in {"policy": agent, **models_of(simulator)}.items():
         if getattr(one, "served", None) is not None:
             settings.setdefault("served", {})[side] = one.served
     return policy, simulator, users[: args.limit], settings

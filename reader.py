@@ -33,7 +33,7 @@ import numpy as np
 
 from emotion import clamp_change, move_emotion
 from people import load_profiles, story_of, toy_profiles
-from simulator import Simulator, User
+from simulator import User
 from toy import world
 
 # The words whose log-odds are read, "yes" first.
@@ -110,30 +110,14 @@ class ReadUser(User):
         return json.dumps(reading | self.planning, ensure_ascii=False), reading["change"]
 
 
-class ReadSimulator(Simulator):
-    """The model behind users whose feelings are read: it speaks for them, and `reader` hears."""
+class OddsCaller(Caller):
+    """Asks a reader's model, one with `async likeliest(prompts, count)`. All questions about a reply
+    are one call."""
 
-    user_class = ReadUser
-
-    def __init__(self, caller, reader, **how):
-        """reader: a Reader. Otherwise as Simulator."""
-        super().__init__(caller, **how)
-        self.reader = reader
-
-
-class OddsModel:
-    """The model of a reader's Caller: all questions about a reply are its prompt, and the two words
-    its schema."""
-
-    def __init__(self, source):
-        """source: as a Reader's."""
-        self.source, self.name = source, source.name
-        self.served = getattr(source, "served", None)
-
-    async def __call__(self, prompts, words):
+    async def ask_model(self, prompts, words):
         """For each of `prompts` [log-odds, mass, the likeliest word], see `log_odds`, as JSON."""
         answers = []
-        for likeliest in await self.source.likeliest(prompts, LIKELIEST):
+        for likeliest in await self.model.likeliest(prompts, LIKELIEST):
             answers.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
         return json.dumps(answers, ensure_ascii=False)
 
@@ -150,10 +134,9 @@ class Reader(AdaptiveModel):
 
     FINDINGS = ("scale",)
 
-    def __init__(self, source, lang="en", **shared):
-        """source: a model with `async likeliest(prompts, count)`. shared: a Caller's."""
-        self.caller = Caller(OddsModel(source), **shared)
-        self.source, self.words = source, WORDS[lang]
+    def __init__(self, model, lang="en", **shared):
+        """model: of an OddsCaller. shared: a Caller's."""
+        self.caller, self.words = OddsCaller(model, **shared), WORDS[lang]
         # {has the friend said anything before this reply?: the beginning of all questions}. With an
         # empty list of earlier replies, a small model tells replies apart less well.
         person, friend, reply = load_prompt("person", lang, "reader").split("\n")

@@ -142,7 +142,7 @@ class Simulator:
     """What all users share: what asks their model, the prompts, bounded attempts."""
 
     user_class = User
-    reader = None  # a Reader decides what the user feels (ReadSimulator in reader.py)
+    reader = None  # a Reader decides what a ReadUser feels (reader.py)
 
     def __init__(self, caller, lang="en", difficulty="vanilla", retries=8):
         """caller: what asks the model, a Caller of support/calls.py. retries: how often a question

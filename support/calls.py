@@ -10,7 +10,6 @@ from support.clock import Clock
 from support.files import append_line, cut_unfinished_line, digest, read_jsonl
 
 import asyncio
-import copy
 import sys
 import time
 from contextvars import ContextVar
@@ -112,18 +111,16 @@ class Caller:
             start = time.perf_counter()
             key_of_call.set(key)
             with self.clock.during("calls"):
-                answer = await self.model(prompt, schema)
+                answer = await self.ask_model(prompt, schema)
         if isinstance(answer, str):
             answer = Answer(answer)
         if self.log.path:
             self.log.write(key, answer, time.perf_counter() - start, self.served)
         return answer
 
-    def unlogged(self):
-        """A copy with an empty log: an old answer says nothing about the model of today."""
-        other = copy.copy(self)
-        other.log = CallLog()
-        return other
+    async def ask_model(self, prompt, schema):
+        """The model's answer, an Answer or its text."""
+        return await self.model(prompt, schema)
 
 
 @dataclass

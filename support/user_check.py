@@ -3,7 +3,7 @@ wrong key, and a model that cannot keep the form of an answer or tell kind from 
 """
 
 from support.answers import PROMPTS
-from support.calls import AdaptiveModel
+from support.calls import AdaptiveModel, CallLog
 from support.command_line import print_folded
 from support.errors import (
     BadInput,
@@ -134,13 +134,13 @@ async def change_at(simulator, reply):
 
 
 def unlogged(simulator):
-    """A copy that uses no logged answers, and gives up sooner."""
+    """A copy with empty logs: an old answer says nothing about the model of today."""
     other = copy.copy(simulator)
-    other.caller = simulator.caller.unlogged()
+    other.reader = copy.copy(simulator.reader)
+    for one in filter(None, (other, other.reader)):
+        one.caller = copy.copy(one.caller)
+        one.caller.log = CallLog()
     other.retries = 2  # a model that can keep the form has done so by then
-    if simulator.reader:
-        other.reader = copy.copy(simulator.reader)
-        other.reader.caller = simulator.reader.caller.unlogged()
     return other
 
 
@@ -153,12 +153,14 @@ def example(simulator):
 
 def adaptive_models(simulator):
     """The models of a simulator that find out something while they are asked."""
-    return [model for model in models_of(simulator) if isinstance(model, AdaptiveModel)]
+    return [model for model in models_of(simulator).values() if isinstance(model, AdaptiveModel)]
 
 
 def models_of(simulator):
-    """What answers for the users of a simulator: its model, its reader, and the reader's model.
-    (A simulator of another class need not have any of them.)"""
-    caller, reader = (getattr(simulator, name, None) for name in ("caller", "reader"))
-    models = getattr(caller, "model", None), reader, getattr(reader, "source", None)
-    return [model for model in models if model]
+    """What answers for the users of a simulator, {name: its model, its Reader, the Reader's model};
+    None where it has none. (A simulator of another class need not have any.)"""
+    reader = getattr(simulator, "reader", None)
+    model, source = (
+        getattr(getattr(one, "caller", None), "model", None) for one in (simulator, reader)
+    )
+    return {"simulator": model, "hearing": reader, "reader": source}

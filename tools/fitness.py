@@ -105,31 +105,22 @@ def user_of(row, simulator, name=""):
     return simulator.user_class(simulator, row["profile"], name=name, dialogue=past)
 
 
-class Attempts:
-    """A Caller that counts the attempts at one question, logged ones too."""
-
-    def __init__(self, caller):
-        self.caller, self.number = caller, 0
-
-    def __getattr__(self, name):
-        return getattr(self.caller, name)  # what is not counted
-
-    def key(self, *attempt):
-        """As Caller.key."""
-        self.number += 1
-        return self.caller.key(*attempt)
-
-
 async def answer_to(user, outcomes, question, *words):
     """Ask one question, a method of `user`: `feel` with the reply as its `words`, or `answer`.
     Returns what the method returns, or None if it fails. Appends to `outcomes`: "read",
     "unreadable" (at the first try) or "failed" (refused, or not answered)."""
     user.simulator = copy.copy(user.simulator)
-    user.simulator.caller = caller = Attempts(user.simulator.caller)
-    answer = None
+    user.simulator.caller = caller = copy.copy(user.simulator.caller)
+    attempts, key, answer = [], caller.key, None
+
+    def counted(*attempt):
+        attempts.append(attempt)
+        return key(*attempt)
+
+    caller.key = counted  # each attempt has one, a logged one, too
     try:
         answer = await question(*words)
-        outcome = "unreadable" if caller.number > 1 else "read"
+        outcome = "unreadable" if len(attempts) > 1 else "read"
     except SimulatorFailed as error:
         outcome = "unreadable" if type(error) is UnreadableAnswers else "failed"
     outcomes.append(outcome)

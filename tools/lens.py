@@ -93,8 +93,7 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
         if findings:  # of an earlier page: the check is not asked again
             user_check.learn(simulator, findings[0])
         else:
-            found = runner.run(user_check.check(simulator))
-            append_line(calls.path, {"findings": found})
+            append_line(calls.path, {"findings": runner.run(user_check.check(simulator))})
     elif simulator.reader:
         runner.run(simulator.reader.set_scale())
     models = Models(cfg, checkpoint, out / "start.pt", clock, runner)

@@ -2,7 +2,7 @@
 each, and from log-odds to a change."""
 
 from support import user_check
-from support.calls import Caller, CallLog
+from support.calls import CallLog
 from support.errors import BadModel, SimulatorFailed, UnreadableAnswers
 from support.files import digest, read_json
 from support.results import analysis_in
@@ -20,9 +20,10 @@ import torch
 import evaluate
 import reader
 import rlver
+from answering import simulator_of
 from local import LocalReader
 from players import make_simulator
-from reader import LIKELIEST, Reader, ReadSimulator, ReadUser, known_replies, log_odds
+from reader import LIKELIEST, Reader, ReadUser, known_replies, log_odds
 from runs import SMALL, go_on, refuse, rows, words
 from server import Loopback, completion, failure
 from simulator import EMOTION_SCHEMA
@@ -51,9 +52,9 @@ def test_one_row_reads_what_a_pass_for_each_question_reads(taught):
     hearing = Reader(LocalReader(taught, YES_NO, dtype=torch.float32))
     row = known_replies("test")[0]
     prompts = questions_of(row)
-    found = asyncio.run(hearing.source.likeliest(prompts, LIKELIEST))
+    found = asyncio.run(hearing.caller.model.likeliest(prompts, LIKELIEST))
     assert len(prompts) == len(found) == len(reader.WEIGHTS) > 2
-    source = hearing.source
+    source = hearing.caller.model
     for prompt, told in zip(prompts, found):
         ids = torch.tensor([source.chat.first_prompt(prompt) + source.chat.opening])
         with torch.no_grad():
@@ -91,7 +92,9 @@ def test_a_reply_is_read_alike_in_any_company(taught):
 
 def read_by(hearing):
     """The toy speaks, a Reader hears."""
-    return ReadSimulator(Caller(world.ScriptedModel()), hearing)
+    simulator = simulator_of(world.ScriptedModel())
+    simulator.reader, simulator.user_class = hearing, ReadUser
+    return simulator
 
 
 def simulator_read_by(taught):
@@ -285,7 +288,7 @@ def test_what_a_server_lists_is_looked_at(pairs, odds):
 def test_a_damaged_answer_in_the_log_is_no_number(text):
     """It was a traceback, or moved the emotion."""
     hearing, prompts = Reader(Told("yes", 0.4)), questions_of(known_replies("test")[0])
-    whole = json.loads(asyncio.run(hearing.caller.model(prompts, YES_NO)))
+    whole = json.loads(asyncio.run(hearing.caller.ask_model(prompts, YES_NO)))
     answers = json.dumps(whole).replace(str(whole[0][0]), text, 1), json.dumps(whole[1:])
     for answer in answers:
         hearing.caller.log.answers[digest(hearing.caller.name, prompts)] = answer
@@ -319,9 +322,9 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
     out, err = capsys.readouterr()
     assert re.search(told, " ".join((out + err).split())) and len(asked) == 252
     hearing = simulator.reader
-    scale, hearing.scale, hearing.source.replaced = hearing.scale, {}, {}
+    scale, hearing.scale, hearing.caller.model.replaced = hearing.scale, {}, {}
     user_check.learn(simulator, found)
-    assert hearing.source.replaced == {"top_logprobs": 5} and hearing.scale == scale != {}
+    assert hearing.caller.model.replaced == {"top_logprobs": 5} and hearing.scale == scale != {}
 
 
 @pytest.mark.parametrize(
