@@ -13,7 +13,7 @@ that the comparison of all log-probs at every step tests them. (The torch engine
 layers of transformers with the trainer; vLLM does not share them either.)
 """
 
-from support.calls import Clock
+from support.clock import Clock
 
 import asyncio
 import copy

@@ -16,7 +16,7 @@ compared; what the flags ask for. policy_and_users.py loads the policy and its u
 support/results.py has the lines of result files.
 """
 
-from support import files
+from support import files, user_check
 from support.command_line import Parser, print_folded, refuse_nesting
 from support.errors import MAX_LOST, BadInput, TooManyLost
 from support.metrics import score_summary, scores_by, signs, signs_in_words
@@ -60,7 +60,7 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
     # numbers that an uninterrupted one would have drawn.
     todo = {n: user for n, user in enumerate(users) if user.id not in finished_ids}
     if todo:
-        await simulator.check()
+        await user_check.check(simulator)
     with tqdm(total=len(todo), desc="benchmark", unit="dialogue") as bar:
         _, drops = await rollout(
             simulator,

@@ -109,9 +109,9 @@ class LocalModel(AdaptiveModel):
         # a prompt of its own, so there is nothing to keep.
         tokens, _ = await self.engine.generate(ids, min(room, self.most_tokens), rng, key=None)
         has_ended = tokens[-1] in self.chat.stop_ids
-        answer = Answer(self.chat.decode(tokens[:-1] if has_ended else tokens))
-        answer.tokens, answer.is_cut = len(tokens), not has_ended
-        answer.problem = "" if has_ended else CUT
+        text = self.chat.decode(tokens[:-1] if has_ended else tokens)
+        problem = "" if has_ended else CUT
+        answer = Answer(text, is_cut=not has_ended, problem=problem, tokens=len(tokens))
         if answer.thinks:
             self.most_tokens = MAX_THINKING_TOKENS
         return answer

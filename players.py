@@ -4,11 +4,11 @@ With a reader (reader.py) that model only speaks, and a second one hears.
 From top to bottom: the Simulator of a run; of any program; its language model; who can play whom.
 """
 
+from support.calls import Caller
 from support.command_line import SCRIPTED, split_name
 from support.errors import BadInput
 from support.files import digest
-
-from functools import partial
+from support.user_check import models_of
 
 from simulator import Simulator
 from toy import world
@@ -59,22 +59,21 @@ def make_simulator(
         llm = world.ScriptedModel(difficulty, weak=name == "toy-weak")
     else:
         llm = find(name, flag, temperature, timeout)
-    make = Simulator
+    # a script never waits, and an engine has a queue of its own
+    bound = concurrency if (name or "").startswith("openai:") else None
+    simulator = Simulator(Caller(llm, concurrency=bound, **shared), lang, difficulty, retries)
     if reader:
-        from reader import WORDS, Reader, ReadSimulator  # here, because most runs have none
+        from reader import WORDS, Reader, ReadUser  # here, because most runs have none
 
         if difficulty != "vanilla":
             raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
         source = find(reader, "--reader", 1.0, timeout, template_args, WORDS[lang])
-        hearing_model = Reader(source, lang, concurrency=concurrency, **shared)
-        make = partial(ReadSimulator, reader=hearing_model)
-    # a script never waits, and an engine has a queue of its own
-    if (name or "").startswith("openai:"):
-        shared["concurrency"] = concurrency
-    return make(llm, lang=lang, difficulty=difficulty, retries=retries, **shared)
+        simulator.reader = Reader(source, lang, concurrency=concurrency, **shared)
+        simulator.user_class = ReadUser
+    return simulator
 
 
-def language_model(name, flag, temperature, timeout, template_args=None, words=None):
+def language_model(name, flag, temperature, timeout=60.0, template_args=None, words=None):
     """The language model `name`, openai:MODEL@URL or local:DIR. words: of a reader's model, those
     whose log-probs it returns. Raises BadInput. flag: the one that named it, for messages."""
     kind, model, url = split_name(name)
@@ -109,9 +108,9 @@ def digests_of_texts(policy, simulator):
                         replies that set its scale
 
     (A simulator of another class need not have these attributes.)"""
-    model, reader, texts = (getattr(simulator, name, None) for name in ("model", "reader", "texts"))
-    models = policy, model, getattr(reader, "source", None)
-    chats = [getattr(one, "chat", None) for one in models]  # of a ServerModel it is a function
+    texts = getattr(simulator, "texts", None)
+    # of a ServerModel it is a function
+    chats = [getattr(one, "chat", None) for one in (policy, *models_of(simulator).values())]
     rendered = [chat.rendered for chat in chats if hasattr(chat, "rendered")]
     return {"chat_template": digest(rendered), "user_prompts": digest(texts and texts())}
 

@@ -12,6 +12,7 @@ from support.results import POLICY_SETTINGS
 from support.rundir import FIRST_CHECKPOINT, checkpoints, settings_of_run, state_of
 from support.servers import SAMPLING, ServerModel
 from support.settings import add_settings, usual_engine
+from support.user_check import models_of
 
 import os
 from collections import ChainMap
@@ -200,10 +201,11 @@ class ServerAgent:
         """As rollout.Agent.reply, but without tokens. A thought that the server has taken out of
         the reply is put back in front of it. Raises SimulatorFailed."""
         self.messages.append({"role": "user", "content": line})
-        text = await self.server.chat(self.messages, self.settings["max_tokens"])
-        self.cut += bool(text.problem)
-        if text.thought:
-            text = f"<think>{text.thought}</think>{text}"
+        answer = await self.server.chat(self.messages, self.settings["max_tokens"])
+        self.cut += bool(answer.problem)
+        text = answer.text
+        if answer.thought:
+            text = f"<think>{answer.thought}</think>{text}"
         reply = read_reply(text, self.settings["think"])
         self.server.warn_of_marks(reply.visible or text)
         self.messages.append({"role": "assistant", "content": reply.visible})
@@ -247,8 +249,7 @@ def load_both_sides(args, name):
     }
     # Which models have answered for those on servers: lists that grow. A line has the names that
     # are known when it is written.
-    sides = {"policy": agent, "simulator": simulator, "reader": getattr(simulator, "reader", None)}
-    for side, one in sides.items():
+    for side, one in {"policy": agent, **models_of(simulator)}.items():
         if getattr(one, "served", None) is not None:
             settings.setdefault("served", {})[side] = one.served
     return policy, simulator, users[: args.limit], settings

@@ -33,7 +33,7 @@ import numpy as np
 
 from emotion import clamp_change, move_emotion
 from people import load_profiles, story_of, toy_profiles
-from simulator import Simulator, User
+from simulator import User
 from toy import world
 
 # The words whose log-odds are read, "yes" first.
@@ -110,35 +110,33 @@ class ReadUser(User):
         return json.dumps(reading | self.planning, ensure_ascii=False), reading["change"]
 
 
-class ReadSimulator(Simulator):
-    """The model behind users whose feelings are read: it speaks for them, and `reader` hears."""
+class OddsCaller(Caller):
+    """Asks a reader's model, one with `async likeliest(prompts, count)`. All questions about a reply
+    are one call."""
 
-    user_class = ReadUser
+    async def ask_model(self, prompts, words):
+        """For each of `prompts` [log-odds, mass, the likeliest word], see `log_odds`, as JSON."""
+        answers = []
+        for likeliest in await self.model.likeliest(prompts, LIKELIEST):
+            answers.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
+        return json.dumps(answers, ensure_ascii=False)
 
-    def __init__(self, model, reader, lang="en", **shared):
-        """reader: a Reader. Otherwise as Simulator."""
-        super().__init__(model, lang, **shared)
-        self.reader = reader
 
-
-class Reader(Caller, AdaptiveModel):
+class Reader(AdaptiveModel):
     """Hears replies for all users. `set_scale` must be called before the first one. From a reply to
     the change of an emotion:
 
         questions   the four prompts about the reply
-        read        the log-odds behind each of them, from the model, as a text for the log of calls
-        ask         the same as numbers, from the log if they are there, and checked
+        ask         the log-odds behind each of them, from the log if they are there, and checked
         hear        z of each question, and the change
 
     `scale` is {question: (mean, std)} of the log-odds over known replies."""
 
     FINDINGS = ("scale",)
 
-    def __init__(self, source, lang="en", **shared):
-        """source: a model with `async likeliest(prompts, count)`. shared: a Caller's."""
-        super().__init__(self.read, **shared)
-        self.source, self.name, self.words = source, source.name, WORDS[lang]
-        self.served = getattr(source, "served", None)
+    def __init__(self, model, lang="en", **shared):
+        """model: of an OddsCaller. shared: a Caller's."""
+        self.caller, self.words = OddsCaller(model, **shared), WORDS[lang]
         # {has the friend said anything before this reply?: the beginning of all questions}. With an
         # empty list of earlier replies, a small model tells replies apart less well.
         person, friend, reply = load_prompt("person", lang, "reader").split("\n")
@@ -169,23 +167,17 @@ class Reader(Caller, AdaptiveModel):
         rows = known_replies("weights")
         return [self.texts, [self.questions(row["profile"], row["dialogue"]) for row in rows]]
 
-    async def read(self, prompts, words):
-        """The model of this Caller: for each of `prompts` [log-odds, mass, the likeliest word], see
-        `log_odds`, as JSON."""
-        answers = []
-        for likeliest in await self.source.likeliest(prompts, LIKELIEST):
-            answers.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
-        return json.dumps(answers, ensure_ascii=False)
-
     async def ask(self, prompts):
         """{question: log-odds} of a reply. prompts: its `questions`. Where answers are kept, equal
         prompts are read once. Raises UnreadableAnswers."""
-        key = digest(self.name, prompts)
-        text = self.log.answers.get(key) or await self.call(prompts, self.words, key)
+        key = digest(self.caller.name, prompts)
+        answer = self.caller.logged(key) or await self.caller.call(prompts, self.words, key)
         odds_of = {}  # {question: log-odds}
         try:
             # logs of earlier versions have more between the mass and the word
-            for name, (odds, mass, *_, likeliest) in zip(WEIGHTS, parse_json(text), strict=True):
+            for name, (odds, mass, *_, likeliest) in zip(
+                WEIGHTS, parse_json(answer.text), strict=True
+            ):
                 # `not` in front, because each comparison with NaN is false
                 if not (LEAST_MASS <= mass <= MOST_MASS and abs(odds) <= MOST_ODDS):
                     hint = (
@@ -232,7 +224,7 @@ class Reader(Caller, AdaptiveModel):
         answers = await asyncio.gather(*map(try_to_ask, rows))
         if len(unreadable) > MAX_LOST * len(rows):
             raise BadModel(
-                f"{self.name} cannot be read, at {len(unreadable)} of {len(rows)} known replies: "
+                f"{self.caller.name} cannot be read, at {len(unreadable)} of {len(rows)} known replies: "
                 f"{unreadable[0]}"
             )
         for name in WEIGHTS:
@@ -243,7 +235,7 @@ class Reader(Caller, AdaptiveModel):
                 far.append(f"one answer to the question {name!r} is far from all others")
         if problems := unreadable + far:
             print_folded(
-                f"warning: {self.name}: {problems[0]}. ({len(problems)} such answers about the known "
+                f"warning: {self.caller.name}: {problems[0]}. ({len(problems)} such answers about the known "
                 "replies that set its scale. All changes of emotion depend on it.)"
             )
 

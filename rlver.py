@@ -16,8 +16,8 @@ pictures are in support/; a first reading can skip them.
 """
 
 # support comes first: it sets up what must be set up before torch is imported
-from support import errors, ranks, report, rundir, settings
-from support.command_line import refuse_nesting
+from support import errors, ranks, report, rundir, settings, user_check
+from support.command_line import refuse_nesting, split_name
 from support.files import digest
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
@@ -130,9 +130,11 @@ def set_up(run):
     checkpoint = run.open()
     # Before the first dialogue: a wrong key or model shows at once.
     if run.calls.path:  # else the user is a script, and no call is logged
-        run.tell(f"first some questions to {cfg.reader or simulator.name}, the user's model")
+        name = cfg.reader or split_name(cfg.simulator)[1]
+        run.tell(f"first some questions to {name}, the user's model")
         # the first rank finds out what the server takes, and tells the others
-        simulator.learn(ranks.broadcast(lambda: run.runner.run(simulator.check())))
+        found = ranks.broadcast(lambda: run.runner.run(user_check.check(simulator)))
+        user_check.learn(simulator, found)
     models = Models(cfg, checkpoint, run.start_file, run.clock, run.runner)
     ranks.broadcast(run.try_to_save, models.write_trial, models.checkpoint_bytes())
     run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": people})

@@ -22,19 +22,15 @@ profiles, and the split into training and held-out users, are in people.py.)
 Reply to a user yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """
 
-from support import user_check
-from support.answers import PROMPTS, Unreadable, as_json, code_of, fill, load_prompt, read_answer
-from support.calls import Caller
+from support.answers import Unreadable, as_json, code_of, fill, load_prompt, read_answer
 from support.errors import UnreadableAnswers
-from support.files import digest
 
 import dataclasses
 import itertools
-from collections import Counter
 from dataclasses import dataclass, field
 
 from emotion import TRAINING, clamp_change, emotion_level, move_emotion
-from people import PURPOSES, Profile, load_profiles
+from people import PURPOSES, Profile
 
 CUT_RETRIES = 2  # how often a question is asked again after answers that the token limit cut
 
@@ -142,20 +138,19 @@ class User:
 # --------------------------------------------------------------------- the model behind all users
 
 
-class Simulator(Caller):
-    """What all users share: the model, the prompts, bounded attempts, the log of calls, the clock."""
+class Simulator:
+    """What all users share: what asks their model, the prompts, bounded attempts."""
 
     user_class = User
-    reader = None  # a Reader decides what the user feels (ReadSimulator in reader.py)
+    reader = None  # a Reader decides what a ReadUser feels (reader.py)
 
-    def __init__(self, model, lang="en", difficulty="vanilla", *, retries=8, **shared):
-        """model: any `async def model(prompt, schema=None) -> text`. retries: how often a question
+    def __init__(self, caller, lang="en", difficulty="vanilla", retries=8):
+        """caller: what asks the model, a Caller of support/calls.py. retries: how often a question
         is asked again if its answer cannot be read; then the dialogue is dropped. (The released
-        code never stops.) shared: arguments of Caller."""
-        super().__init__(model, **shared)
+        code never stops.)"""
+        self.caller = caller
         self.lang = lang
         self.retries = retries
-        self.tries = Counter()  # {attempt, from 0: how many answers it brought, logged ones too}
         self.prompts = {name: load_prompt(name, lang, difficulty) for name in ("emotion", "reply")}
         self.purposes = {
             name: load_prompt(f"purpose_{name}", lang, difficulty) for name in PURPOSES
@@ -175,7 +170,7 @@ class Simulator(Caller):
     async def ask(self, template, values, schema, dialogue=""):
         """Ask a question until its answer can be read. Returns (text, object) of the answer; raises
         UnreadableAnswers or another SimulatorFailed. values: {placeholder of the template: value},
-        all but the code. dialogue: its name, for `key`.
+        all but the code. dialogue: its name, for the key of the call.
 
         An answer in the log is not asked for again, because it was paid for. Unreadable answers in
         the log do not count as tries: a run that stopped because of them would stop again at every
@@ -185,46 +180,16 @@ class Simulator(Caller):
             question = f"{template}\n\n{self.complaint}" if attempt else template
             code = code_of(question, values, attempt)
             prompt = fill(question, {**values, "code": code})
-            key = self.key(prompt, dialogue, attempt)
-            is_logged = key in self.log.answers
-            text = self.log.answers[key] if is_logged else await self.call(prompt, schema, key)
-            self.tries[attempt] += 1
+            key = self.caller.key(prompt, dialogue, attempt)
+            logged = self.caller.logged(key)
+            answer = logged or await self.caller.call(prompt, schema, key)
+            text = answer.text
             try:
                 return text, read_answer(text, schema, code if "code" in schema else None)
             except Unreadable as error:
-                problem = getattr(text, "problem", "") or error
-            if not is_logged:
+                problem = answer.problem or error
+            if not logged:
                 failures += 1
-                cuts += getattr(text, "is_cut", False)
+                cuts += answer.is_cut
                 if failures > self.retries or cuts > CUT_RETRIES:
                     raise UnreadableAnswers(f"{failures} answers could not be read: {problem}")
-
-    def key(self, prompt, dialogue, attempt):
-        """The key of a call: the log keeps its answer under it. At temperature 0 equal prompts
-        share an answer. At any other temperature the name of the dialogue is part of the key;
-        otherwise all dialogues of a group would share one "sample"."""
-        temperature = getattr(self.model, "temperature", 0.0)
-        # None: a server's own temperature, which is not 0
-        return digest(self.name, temperature, prompt, "" if temperature == 0 else dialogue, attempt)
-
-    def unlogged(self):
-        """As Caller.unlogged."""
-        other = super().unlogged()
-        other.retries = 2  # a model that can keep the form has done so by then
-        other.reader = self.reader and self.reader.unlogged()
-        return other
-
-    def example(self):
-        """A user for `check`, in the run's language, who has said the first line."""
-        [profile] = load_profiles(PROMPTS / self.lang / "check.jsonl")
-        line = {"speaker": "me", "text": profile.first_talk}
-        return self.user_class(self, profile, dialogue=[line])
-
-    async def check(self, with_feelings=True):
-        """`user_check.check`: the questions before the first dialogue."""
-        return await user_check.check(self, with_feelings)
-
-    def learn(self, findings):
-        """Take over what `check` has found out on another rank."""
-        for model, attributes in zip(user_check.adaptive_models(self), findings):
-            model.adopt(**attributes)

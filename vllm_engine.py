@@ -2,7 +2,7 @@
 engine.TorchEngine, and shares no code with the trainer, not even the layers of transformers.
 """
 
-from support.calls import Clock
+from support.clock import Clock
 from support.errors import BadModel, one_line
 from support.ranks import world_size
 

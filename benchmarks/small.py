@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from support import user_check
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
 from support.files import read_json
@@ -177,7 +178,7 @@ async def moved_by_first_replies(dialogues, model):
     """How far the first replies of recorded dialogues move the emotion on average, as in
     tools.lens: (of the person to whom each was said, of others with another need). A comfort that
     fits anybody moves both alike."""
-    await model.check()
+    await user_check.check(model)
     heard = one_of_each_need(dialogues, people.toy_profiles("heldout"))
     replies = [replies_of(row)[0] for _, row in heard]
     _, own, others = await heard_by_all(model, heard, replies)

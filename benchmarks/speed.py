@@ -42,7 +42,6 @@ from players import make_simulator
 from policy import Policy, micro_batches
 from ppo import policy_loss
 from rollout import Agent, Episode, Segment, rollout
-from simulator import Simulator
 from toy import world
 
 DEFAULTS = resolve_settings({})
@@ -219,7 +218,7 @@ def over_a_server(dialogues=32, turns=8, latency=0.2):
 
     try:
         seconds(over_the_server(64))  # warm up
-        alone = seconds(Simulator(steady))
+        alone = seconds(make_simulator("steady", find=lambda *_: steady))
         together = seconds(over_the_server(64))
         serial = seconds(over_the_server(1))
     finally:

@@ -1,19 +1,17 @@
-"""support/calls.py - calling a language model: its answers, the number of calls at once, the log of
-all answers, and the time that a run waits for them.
+"""support/calls.py - calling a language model: its answers, the number of calls at once, and the log
+of all answers.
 
-A model is any `async def model(prompt, schema=None) -> text`. The schema describes the answer, a
-JSON object (support/answers.py). A model may ignore it, because the caller reads the answer by the
-schema and asks again.
+A model is any `async def model(prompt, schema=None)` that returns an Answer or its text. The schema
+describes the answer, a JSON object (support/answers.py). A model may ignore it, because whoever
+asks reads the answer by the schema and asks again.
 """
 
-from support.files import append_line, cut_unfinished_line, read_jsonl
+from support.clock import Clock
+from support.files import append_line, cut_unfinished_line, digest, read_jsonl
 
 import asyncio
-import copy
 import sys
 import time
-from collections import Counter
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,52 +26,25 @@ CUT = "cut by the limit of tokens"
 key_of_call = ContextVar("key_of_call")
 
 
-class Answer(str):
-    """The text of an answer. (A script answers with a plain str.)"""
+@dataclass
+class Answer:
+    """An answer of a model. (A script knows its text alone.)"""
 
-    thought = ""  # reasoning that the server has taken out of the text
-    is_cut = False  # was it ended by the limit of tokens?
-    problem = ""  # why it cannot be read, if it is empty or cut
-    likeliest = ()  # [(text, log-prob)] of the first token, if they were asked for
-    has_floors = False  # were there others, with no log-prob but a floor such as -9999?
-    tokens = None  # its number of tokens, with those of the thought, if the model counts them
-    model = ""  # the name of the model that answered, if a server says it
+    text: str
+    thought: str = ""  # reasoning that the server has taken out of the text
+    is_cut: bool = False  # was it ended by the limit of tokens?
+    problem: str = ""  # why it cannot be read, if it is empty or cut
+    likeliest: list = ()  # [(text, log-prob)] of the first token, if they were asked for
+    has_floors: bool = False  # were there others, with no log-prob but a floor such as -9999?
+    tokens: int = None  # its number of tokens, with those of the thought, if the model counts them
+    model: str = ""  # the name of the model that answered, if a server says it
 
     @property
     def thinks(self):
         """Did the model think before it answered? If it was cut within a thought, it did not reach
         the answer, or the end of the thought."""
-        has_begun = self.lstrip().startswith(("{", "```"))
-        return bool(self.thought) or (not has_begun and (self.is_cut or "</think>" in self))
-
-
-@dataclass
-class Clock:
-    """Measures how long the run only waits for the model of the simulated users."""
-
-    # the seconds in which at least one call to their model was under way and the policy was
-    # sampling nothing
-    simulator: float = 0.0
-    last_tick: float = field(default_factory=time.perf_counter)
-    under_way: Counter = field(default_factory=Counter)  # of "calls" and of "samplers"
-
-    def tick(self):
-        """Count the time since the last tick."""
-        now = time.perf_counter()
-        if self.under_way["calls"] and not self.under_way["samplers"]:
-            self.simulator += now - self.last_tick
-        self.last_tick = now
-
-    @contextmanager
-    def during(self, kind):
-        """A context in which one more of "calls" or of "samplers" is under way."""
-        self.tick()
-        self.under_way[kind] += 1
-        try:
-            yield
-        finally:
-            self.tick()
-            self.under_way[kind] -= 1
+        has_begun = self.text.lstrip().startswith(("{", "```"))
+        return bool(self.thought) or (not has_begun and (self.is_cut or "</think>" in self.text))
 
 
 class AdaptiveModel:
@@ -92,12 +63,11 @@ class AdaptiveModel:
 
 
 class Caller:
-    """Calls a model: at most `concurrency` calls at once (None: any number), timed by `clock`, a
+    """Asks a model: at most `concurrency` calls at once (None: any number), timed by `clock`, a
     Clock, and logged in `log`, a CallLog."""
 
     def __init__(self, model, *, log=None, clock=None, concurrency=None):
-        """model: any `async def model(prompt, schema) -> text`. (A Reader's takes all questions
-        about a reply as the prompt, and the two words as the schema.)"""
+        """model: any `async def model(prompt, schema)`, see the top of this file."""
         self.model = model
         self.name = getattr(model, "name", "")
         self.served = getattr(model, "served", None)  # of a ServerModel: who has answered so far
@@ -105,9 +75,24 @@ class Caller:
         self.clock = clock or Clock()
         self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
 
+    @property
+    def temperature(self):
+        """The model's. None: a server's own, which is not 0."""
+        return getattr(self.model, "temperature", 0.0)
+
+    def key(self, prompt, dialogue, attempt):
+        """The key of a call: the log keeps its answer under it. At temperature 0 equal prompts
+        share an answer. At any other temperature the name of the dialogue is part of the key;
+        otherwise all dialogues of a group would share one "sample"."""
+        dialogue = "" if self.temperature == 0 else dialogue
+        return digest(self.name, self.temperature, prompt, dialogue, attempt)
+
+    def logged(self, key):
+        """The Answer in the log, which was paid for; None if there is none."""
+        return Answer(self.log.answers[key]) if key in self.log.answers else None
+
     async def call(self, prompt, schema, key):
-        """One call to the model. Returns the text, and logs it if there is a log. key: of the call,
-        see Simulator.key.
+        """One call to the model. Returns the Answer, and logs it if there is a log.
 
         With a log, equal questions at the same time share one call, even if it fails. This call is
         a task of its own, because one of the dialogues that wait for it may be cancelled (`shield`).
@@ -126,26 +111,26 @@ class Caller:
             start = time.perf_counter()
             key_of_call.set(key)
             with self.clock.during("calls"):
-                text = await self.model(prompt, schema)
+                answer = await self.ask_model(prompt, schema)
+        if isinstance(answer, str):
+            answer = Answer(answer)
         if self.log.path:
-            self.log.write(key, text, time.perf_counter() - start, self.served)
-        return text
+            self.log.write(key, answer, time.perf_counter() - start, self.served)
+        return answer
 
-    def unlogged(self):
-        """A copy with an empty log: an old answer says nothing about the model of today."""
-        other = copy.copy(self)
-        other.log = CallLog()
-        return other
+    async def ask_model(self, prompt, schema):
+        """The model's answer, an Answer or its text."""
+        return await self.model(prompt, schema)
 
 
 @dataclass
 class CallLog:
-    """The answers of this run and of earlier logs, one line of JSON each. `Simulator.ask` and
-    `Reader.ask` search them before they ask the model, so that no answer is paid for twice. If two
-    logged answers have the same key, the first one counts. Without a file nothing is kept."""
+    """The answers of this run and of earlier logs, one line of JSON each, so that no answer is
+    paid for twice. If two logged answers have the same key, the first one counts. Without a file
+    nothing is kept."""
 
     path: Path = None  # the file to append to
-    answers: dict = field(default_factory=dict)  # {key: text}, see Simulator.key
+    answers: dict = field(default_factory=dict)  # {key: text}, see Caller.key
     tasks: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
     # Rows to append. A new run has no directory before its models are loaded, and a reader is asked
     # earlier: a run that cannot begin must leave nothing.
@@ -160,11 +145,11 @@ class CallLog:
                 case {"key": str(key), "answer": str(answer)}:
                     self.answers.setdefault(key, answer)
 
-    def write(self, key, text, seconds, served=None):
-        """Append one answer. served: the names of the models that have answered so far."""
-        self.answers[key] = text
-        tokens = getattr(text, "tokens", None)
-        row = {"key": key, "answer": text, "seconds": round(seconds, 4), "tokens": tokens}
-        self.rows.append(row | ({"served": [*served]} if served else {}))
+    def write(self, key, answer, seconds, served=None):
+        """Append an Answer. served: the names of the models that have answered so far."""
+        self.answers[key] = answer.text
+        row = {"key": key, "answer": answer.text, "seconds": round(seconds, 4)}
+        row |= {"tokens": answer.tokens} | ({"served": [*served]} if served else {})
+        self.rows.append(row)
         while self.rows and self.path.parent.exists():
             append_line(self.path, self.rows.pop(0))

@@ -10,7 +10,8 @@ gets a function that writes them.
 """
 
 from support import STARTED
-from support.calls import CallLog, Clock
+from support.calls import CallLog
+from support.clock import Clock
 from support.command_line import SCRIPTED
 from support.errors import MAX_LOST, BadInput, TooManyLost, harmless
 from support.files import (

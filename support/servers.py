@@ -342,16 +342,15 @@ def read_body(text):
     choice = value_at(body, "choices", 0)
     message = value_at(choice, "message")
     content = value_at(message, "content")
-    answer = Answer(texts_in(content))
-    answer.model = texts_in(value_at(body, "model"))
+    answer = Answer(texts_in(content), model=texts_in(value_at(body, "model")))
     reason = str(value_at(choice, "finish_reason")).lower()  # why the answer has ended
     error = value_at(body, "error") or value_at(choice, "error") or value_at(message, "error")
     # some gateways write "no error" beside an answer
-    if (error and not answer) or reason in FAILED:
+    if (error and not answer.text) or reason in FAILED:
         code = re.search(r'"(?:code|status|http_status)": "?([45]\d\d)\b', json.dumps(body))
         status = int(code[1]) if code else 500
         return status, str(value_at(error, "message") or error or f"finish_reason {reason}")
-    refusal = not answer and value_at(message, "refusal")
+    refusal = not answer.text and value_at(message, "refusal")
     if refusal or reason in FILTERED:
         return 400, f"a content filter took the answer away. {refusal or ''}"
     if not isinstance(message, dict) or not isinstance(content, str | list | None):
@@ -377,7 +376,7 @@ def read_body(text):
         answer.likeliest = [*dict.fromkeys(pairs)]
         answer.has_floors = len(pairs) < len(tops)
     answer.is_cut = reason in ("length", "max_tokens", "model_length")
-    empty = "" if answer.strip() else "empty"
+    empty = "" if answer.text.strip() else "empty"
     answer.problem = CUT if answer.is_cut else empty
     if answer.problem and answer.thought:
         answer.problem += ", with words in its reasoning"

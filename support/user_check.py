@@ -2,7 +2,8 @@
 wrong key, and a model that cannot keep the form of an answer or tell kind from cruel.
 """
 
-from support.calls import AdaptiveModel
+from support.answers import PROMPTS
+from support.calls import AdaptiveModel, CallLog
 from support.command_line import print_folded
 from support.errors import (
     BadInput,
@@ -11,6 +12,10 @@ from support.errors import (
     TooManyLost,
     UnreadableAnswers,
 )
+
+import copy
+
+from people import load_profiles
 
 # What the friend says in the questions of `check`, in each language, to the person of
 # prompts/*/check.jsonl: a kind reply that is to the point, and a cruel one.
@@ -37,8 +42,12 @@ async def check(simulator, with_feelings=True):
 
     Raises BadInput if the first question is refused, BadModel if no answer can be read, TooManyLost
     if there is none, and SimulatorRefused. Returns what was found out, a list with the
-    `findings` of each of `adaptive_models`, for `Simulator.learn` on other ranks."""
-    is_scripted = getattr(simulator.model, "is_scripted", False)  # then its form is known
+    `findings` of each of `adaptive_models`, for `learn` on other ranks. (A simulator of another
+    class is asked nothing.)"""
+    if not hasattr(simulator, "caller"):
+        return []
+    # then its form is known
+    is_scripted = getattr(simulator.caller.model, "is_scripted", False)
     try:
         at_kind = None if is_scripted else await find_form(simulator)
         if simulator.reader:
@@ -48,6 +57,12 @@ async def check(simulator, with_feelings=True):
     except SimulatorFailed as error:
         raise TooManyLost(str(error)) from None
     return [model.findings() for model in adaptive_models(simulator)]
+
+
+def learn(simulator, findings):
+    """Take over what `check` has found out on another rank."""
+    for model, attributes in zip(adaptive_models(simulator), findings):
+        model.adopt(**attributes)
 
 
 async def find_form(simulator):
@@ -60,7 +75,7 @@ async def find_form(simulator):
 
     Returns the change of emotion at the kind reply. With a reader the model is asked for the
     person's next line instead; then it is None. Raises as `check`."""
-    model, problems = simulator.model, []
+    model, problems = simulator.caller.model, []
     # A model may be any async function: then the prompt alone enforces the form.
     formats = getattr(model, "formats", [None])
     for form in formats:
@@ -68,7 +83,7 @@ async def find_form(simulator):
             model.adopt(format=form, is_patient=form == formats[-1])
         try:
             if simulator.reader:
-                await simulator.unlogged().example().answer()
+                await example(unlogged(simulator)).answer()
                 change = None
             else:
                 change = await change_at(simulator, CHECK_REPLIES[simulator.lang][0])
@@ -78,12 +93,12 @@ async def find_form(simulator):
         if form:
             model.adopt(is_patient=True)
         by = form or "the prompt"
-        print_folded(f"{simulator.name}: the form of its answers is enforced by {by}.")
+        print_folded(f"{simulator.caller.name}: the form of its answers is enforced by {by}.")
         return change
     has_answered = any(type(problem) is UnreadableAnswers for problem in problems)
     # Each problem is named once: often all formats have the same.
     raise (BadModel if has_answered else BadInput)(
-        f"{simulator.name} refuses the prompts, or cannot keep the form that they ask for "
+        f"{simulator.caller.name} refuses the prompts, or cannot keep the form that they ask for "
         f"({'; '.join(dict.fromkeys(map(str, problems)))}); look at its key and its name, or "
         "choose another model"
     )
@@ -100,7 +115,7 @@ async def compare_feelings(simulator, at_kind=None):
         at_cruel = await change_at(simulator, cruel_reply)
         again = await change_at(simulator, kind_reply)
         # a reader, and a model at temperature 0, must say the same twice
-        is_fixed = reader or getattr(simulator.model, "temperature", None) == 0
+        is_fixed = reader or simulator.caller.temperature == 0
         if at_cruel >= at_kind:
             doubt = f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
         elif is_fixed and again != at_kind:
@@ -108,18 +123,44 @@ async def compare_feelings(simulator, at_kind=None):
     except UnreadableAnswers as error:
         doubt = str(error)
     if doubt:
-        name = (reader or simulator).name
+        name = (reader or simulator).caller.name
         print_folded(f"warning: {name}: {doubt}. Is it fit? See python -m tools.fitness")
 
 
 async def change_at(simulator, reply):
     """How far this reply moves the person of the check."""
-    _, change = await simulator.unlogged().example().feel(reply)
+    _, change = await example(unlogged(simulator)).feel(reply)
     return change
+
+
+def unlogged(simulator):
+    """A copy with empty logs: an old answer says nothing about the model of today."""
+    other = copy.copy(simulator)
+    other.reader = copy.copy(simulator.reader)
+    for one in filter(None, (other, other.reader)):
+        one.caller = copy.copy(one.caller)
+        one.caller.log = CallLog()
+    other.retries = 2  # a model that can keep the form has done so by then
+    return other
+
+
+def example(simulator):
+    """A user for `check`, in the run's language, who has said the first line."""
+    [profile] = load_profiles(PROMPTS / simulator.lang / "check.jsonl")
+    line = {"speaker": "me", "text": profile.first_talk}
+    return simulator.user_class(simulator, profile, dialogue=[line])
 
 
 def adaptive_models(simulator):
     """The models of a simulator that find out something while they are asked."""
-    reader = simulator.reader
-    models = simulator.model, reader, getattr(reader, "source", None)
-    return [model for model in models if isinstance(model, AdaptiveModel)]
+    return [model for model in models_of(simulator).values() if isinstance(model, AdaptiveModel)]
+
+
+def models_of(simulator):
+    """What answers for the users of a simulator, {name: its model, its Reader, the Reader's model};
+    None where it has none. (A simulator of another class need not have any.)"""
+    reader = getattr(simulator, "reader", None)
+    model, source = (
+        getattr(getattr(one, "caller", None), "model", None) for one in (simulator, reader)
+    )
+    return {"simulator": model, "hearing": reader, "reader": source}

@@ -1,6 +1,8 @@
 """answering.py - what tests' own models need: to answer with the object that a prompt asks for; and
 a user over such a model, whose answers a test knows by heart."""
 
+from support.calls import Caller
+
 import json
 import re
 
@@ -54,9 +56,14 @@ class Model:
         return coded(prompt, answers.pop(0) if len(answers) > 1 else answers[0])
 
 
+def simulator_of(model, lang="en", difficulty="vanilla", retries=8, **shared):
+    """The Simulator over `model`, any async function. shared: arguments of Caller."""
+    return Simulator(Caller(model, **shared), lang, difficulty, retries)
+
+
 def user_of(model, lang="en", difficulty="vanilla", **profile):
     """A user with the profile LIN, but for the fields in `profile`, over `model`."""
-    return User(Simulator(model, lang, difficulty), Profile(**{**LIN, **profile}))
+    return User(simulator_of(model, lang, difficulty), Profile(**{**LIN, **profile}))
 
 
 def tagged(prompt, tag):

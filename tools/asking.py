@@ -7,8 +7,9 @@ again, and then counted as missing. It is never scored 0 or the middle, because 
 said these. A judge sees no thoughts. tools/dialogues.py says what it is asked about.
 """
 
+from support import user_check
 from support.answers import PROMPTS
-from support.calls import MAX_THINKING_TOKENS, CallLog
+from support.calls import MAX_THINKING_TOKENS, Caller, CallLog
 from support.command_line import SCRIPTED, not_negative, refuse_nesting
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest, read_text
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from tqdm.asyncio import tqdm
 
-from players import make_simulator
+from players import language_model
 from simulator import Simulator
 from tools.dialogues import add_files
 from toy.judge import SCRIPTED_JUDGE, ScriptedJudge
@@ -33,27 +34,28 @@ MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of co
 # ---------------------------------------------------------------------------------------- the judge
 
 
-class Judge(Simulator):
-    """A judge. It plays nobody: of a Simulator it needs only `ask`, with its bounded retries and
-    its log of calls, and the `check` before the first question."""
+class JudgeCaller(Caller):
+    """Asks a judge."""
 
     def key(self, prompt, repeat, attempt):
-        """The key of a call in the log. Unlike a user's key it includes the repeat: otherwise three
-        repeats at temperature 0 would be one call."""
-        return digest(self.name, self.model.temperature, prompt, repeat, attempt)
+        """The key of a call in the log. Unlike a user's key it always includes the repeat: otherwise
+        three repeats at temperature 0 would be one call."""
+        return digest(self.name, self.temperature, prompt, repeat, attempt)
 
 
 def make_judge(args):
-    """The Judge that the flags of `add_judge_flags` name; without --judge it is the toy's scripted
-    judge. Raises BadInput."""
+    """The judge that the flags of `add_judge_flags` name; without --judge it is the toy's scripted
+    judge. It plays nobody: of a Simulator it needs only `ask`, with its bounded retries. Raises
+    BadInput."""
     model, log = ScriptedJudge(), None
     if args.judge:
         if args.judge in SCRIPTED:
             raise BadInput(f"--judge {args.judge}: openai:MODEL@URL or local:DIR is needed")
-        model = make_simulator(args.judge, temperature=args.temperature, flag="--judge").model
+        model = language_model(args.judge, "--judge", args.temperature)
         model.most_tokens = MAX_THINKING_TOKENS  # its reasons may be long
         log = open_call_log("results/judge-calls.jsonl")
-    return Judge(model, args.lang, retries=RETRIES, concurrency=16, log=log)
+    caller = JudgeCaller(model, concurrency=16, log=log)
+    return Simulator(caller, args.lang, retries=RETRIES)
 
 
 def ask(args, cases, name, schema, items_of=dict, repeats=1):
@@ -75,9 +77,9 @@ def ask(args, cases, name, schema, items_of=dict, repeats=1):
     async def ask_once(about, slots, repeat):
         row = {
             **about,
-            "judge": judge.name,
+            "judge": judge.caller.name,
             "prompt": digest(template)[:8],
-            "temperature": judge.model.temperature,
+            "temperature": judge.caller.temperature,
             "repeat": repeat,
             "found": None,
         }
@@ -88,14 +90,14 @@ def ask(args, cases, name, schema, items_of=dict, repeats=1):
         return row
 
     async def ask_all():
-        await judge.check(with_feelings=False)
+        await user_check.check(judge, with_feelings=False)
         calls = [ask_once(*case, repeat) for case in cases for repeat in range(repeats)]
         return await tqdm.gather(*calls, desc=name, leave=False)
 
     rows = asyncio.run(ask_all())
     silent = {row["file"] for row in rows} - {row["file"] for row in rows if row["found"]}
     if silent:
-        raise BadInput(f"{min(silent)}: no answer of judge {judge.name} could be read")
+        raise BadInput(f"{min(silent)}: no answer of judge {judge.caller.name} could be read")
     return rows
 
 

@@ -7,6 +7,7 @@ few hundred words: "My sister forgot my birthday. I feel hurt.")
     python -m tools.chat runs/NAME --show --seed 7                 watch it talk with user number 7
 """
 
+from support import user_check
 from support.command_line import SCRIPTED, WIDTH, Parser, fold, refuse_nesting, scripted_notice
 from support.errors import BadInput, harmless
 from support.needs import hidden_need
@@ -102,7 +103,7 @@ def show(args):
     say(f"{fold(notice)}\n\n{profile.player}\n")
 
     async def talk():
-        await simulator.check()
+        await user_check.check(simulator)
         first_line = await user.open()
         return await converse(agent, user, first_line, replace(BENCHMARK, max_turns=args.max_turns))
 

@@ -18,6 +18,7 @@ Chinese. The answers are kept in results/, so the same command continues a stopp
 the questions that are put a second time are always asked.
 """
 
+from support import user_check
 from support.answers import PROMPTS
 from support.command_line import SCRIPTED, from_anywhere, positive, print_folded, refuse_nesting
 from support.errors import (
@@ -109,11 +110,17 @@ async def answer_to(user, outcomes, question, *words):
     Returns what the method returns, or None if it fails. Appends to `outcomes`: "read",
     "unreadable" (at the first try) or "failed" (refused, or not answered)."""
     user.simulator = copy.copy(user.simulator)
-    user.simulator.tries = tries = Counter()  # of this question alone
-    answer = None
+    user.simulator.caller = caller = copy.copy(user.simulator.caller)
+    attempts, key, answer = [], caller.key, None
+
+    def counted(*attempt):
+        attempts.append(attempt)
+        return key(*attempt)
+
+    caller.key = counted  # each attempt has one, a logged one, too
     try:
         answer = await question(*words)
-        outcome = "unreadable" if tries[1] else "read"
+        outcome = "unreadable" if len(attempts) > 1 else "read"
     except SimulatorFailed as error:
         outcome = "unreadable" if type(error) is UnreadableAnswers else "failed"
     outcomes.append(outcome)
@@ -138,7 +145,7 @@ async def measure_reply(row, simulator, emotion, speaks):
         _, result["change"] = first
     if not first or emotion is None:
         return result
-    twin = user_of(row, simulator.unlogged())
+    twin = user_of(row, user_check.unlogged(simulator))
     second = await answer_to(twin, outcomes, twin.feel, reply)
     if second:
         result["the same change again"] = second[1] == result["change"]
@@ -188,7 +195,7 @@ async def measure_gains(rows, simulator):
 async def measure(rows, simulator, speaks):
     """All questions, after the check. Returns [`measure_reply` of each row, with an emotion for
     ASKED_AGAIN of them] and, with a reader, [`measure_gain`]. Raises as `check`."""
-    await simulator.check(with_feelings=False)
+    await user_check.check(simulator, with_feelings=False)
     count = min(ASKED_AGAIN, len(rows))
     # spread over persons and kinds; the second ten meet the levels shifted by one
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}

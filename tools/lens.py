@@ -10,7 +10,9 @@ they may differ: then it is another step from these weights.) A user behind a se
 with --ask; its answers are kept in RUN/lens-calls.jsonl, so that a second page asks nothing again.
 """
 
-from support.calls import CallLog, Clock
+from support import user_check
+from support.calls import CallLog
+from support.clock import Clock
 from support.command_line import SCRIPTED, Parser, natural, positive, refuse_nesting, split_name
 from support.errors import MAX_LOST, BadInput, SimulatorFailed, TooManyLost
 from support.files import append_line, lock, read_jsonl, write_file
@@ -89,9 +91,9 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
         rows = read_jsonl(calls.path) if calls.path.exists() else []
         findings = [row["findings"] for _, row, _ in rows if row and "findings" in row]
         if findings:  # of an earlier page: the check is not asked again
-            simulator.learn(findings[0])
+            user_check.learn(simulator, findings[0])
         else:
-            append_line(calls.path, {"findings": runner.run(simulator.check())})
+            append_line(calls.path, {"findings": runner.run(user_check.check(simulator))})
     elif simulator.reader:
         runner.run(simulator.reader.set_scale())
     models = Models(cfg, checkpoint, out / "start.pt", clock, runner)

@@ -15,6 +15,7 @@ and every answer of a model is logged (FILE.calls.jsonl): a command that was kil
 was and ends with the same file.
 """
 
+from support import user_check
 from support.answers import fill
 from support.calls import MAX_THINKING_TOKENS
 from support.command_line import SCRIPTED, Parser, fraction, natural, positive, refuse_nesting
@@ -168,8 +169,10 @@ async def write_users(drafts, simulator, lang):
     """Write persona, scene and first line into `drafts`, all users at the same time. Returns {id of
     a user that is missing: why}."""
     missing = {}
-    simulator.model.most_tokens = MAX_THINKING_TOKENS  # a story is longer than a user's answer
-    await simulator.check(with_feelings=False)
+    simulator.caller.model.most_tokens = (
+        MAX_THINKING_TOKENS  # a story is longer than a user's answer
+    )
+    await user_check.check(simulator, with_feelings=False)
 
     async def write(draft):
         try:

@@ -20,6 +20,7 @@ Earlier versions had no subcommands. --paraphrase, with any flag, is now other-w
 or another --simulator or --reader, is other-user; all else is same-user.
 """
 
+from support import user_check
 from support.command_line import SCRIPTED, positive, refuse_nesting
 from support.errors import BadInput, SimulatorFailed
 from support.needs import named_need
@@ -189,7 +190,7 @@ async def hear(user, text):
 async def replay_all(dialogues, model, people):
     """`replay` each of these dialogues, all at once, since a server takes its time. model: a
     Simulator; people: {id: Profile}. Returns the feelings."""
-    await model.check()
+    await user_check.check(model)
     calls = []
     for number, dialogue in enumerate(dialogues):
         profile = people[dialogue["profile_id"]]

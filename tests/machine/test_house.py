@@ -42,6 +42,8 @@ def floor_of(name):
     (toy/make_policy.py)."""
     if name == "emotion":
         return 0
+    if name == "support.user_check":  # it needs people, and moves to the room players
+        return 3
     if name not in set().union(*GRAPH.values()):
         return 4
     return {"support": 1, "toy": 2, ROOT.name: 3}.get(MODULES[name].parent.name, 4)

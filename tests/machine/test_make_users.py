@@ -10,12 +10,12 @@ from collections import Counter
 
 import pytest
 
+from answering import simulator_of
 from emotion import NEEDS
 from people import load_profiles
 from players import check_playable
 from result_files import write
 from runs import refuse, rows
-from simulator import Simulator
 from tools import profiles
 from tools.asking import load_text
 from tools.profiles import SCHEMAS, draw_drafts, write_users
@@ -102,7 +102,7 @@ def test_a_user_with_a_fault_is_left_out(changes, fault):
 
     writer.is_scripted = True
     draft = next(draft for draft in draw_drafts(20, "en", 0)["train"] if draft["task"] == THEME)
-    lost = asyncio.run(write_users([draft], Simulator(writer), "en"))
+    lost = asyncio.run(write_users([draft], simulator_of(writer), "en"))
     assert bool(lost) == bool(fault) and fault in "".join(lost.values())
     assert fault or draft["first_talk"] == "Well, it rains."
 
@@ -117,7 +117,7 @@ def serve(monkeypatch, answer):
         return await answer(prompt, schema)
 
     def make_simulator(name, lang, log, **flags):
-        return Simulator(model, lang, log=log)
+        return simulator_of(model, lang, log=log)
 
     model.temperature, model.is_scripted = 1.0, True
     monkeypatch.setattr(profiles, "make_simulator", make_simulator)

@@ -15,13 +15,13 @@ import pytest
 
 import evaluate
 import rlver
-from answering import CHAINS, Model
+from answering import CHAINS, Model, simulator_of
 from emotion import NEEDS
 from people import load_profiles, profiles_of_step, toy_profiles, users_of_run
 from result_files import SHORT, measure, write
 from runs import go, output_of, refuse
 from server import Loopback, mild_answer
-from simulator import Simulator, User
+from simulator import User
 from tools import chat, replay
 from toy import world
 
@@ -140,12 +140,12 @@ def test_a_real_simulator_is_never_given_the_toys_people(tiny_dir, tmp_path, cap
 def test_each_purpose_stands_in_both_prompts(lang, difficulty):
     """The one who waits is not told to confide; the one with an aim is. Whose file names no target
     talks heart to heart."""
-    texts = Simulator(None, lang, difficulty).purposes
+    texts = simulator_of(None, lang, difficulty).purposes
     assert list(texts) == ["eq", "target", "no-target"] and len(set(texts.values())) == 3
     chatters = load_profiles(PROFILES / f"{lang}_chat.jsonl")[11:13]
     for profile in chatters + load_profiles(PROFILES / f"{lang}_test.jsonl")[:1]:
         model = Model()
-        user = User(Simulator(model, lang, difficulty), profile)
+        user = User(simulator_of(model, lang, difficulty), profile)
         asyncio.run(user.feel("Hello."))
         asyncio.run(user.answer())
         for prompt in model.prompts:

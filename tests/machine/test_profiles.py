@@ -13,10 +13,11 @@ from itertools import combinations
 
 import pytest
 
+from answering import simulator_of
 from emotion import NEEDS
 from people import load_profiles
 from players import check_playable
-from simulator import Simulator, User
+from simulator import User
 from toy import world
 
 COUNTS = {"en_train": 16, "en_test": 8, "zh_train": 10, "zh_test": 6}
@@ -90,7 +91,7 @@ def test_everybody_fits_into_both_prompts(difficulty):
     """Rendered as a user renders it: all of the person arrives, no placeholder is left, and no text
     closes a tag of the prompt."""
     for name, p in ALL:
-        simulator = Simulator(None, name[:2], difficulty)
+        simulator = simulator_of(None, name[:2], difficulty)
         for prompt, text in simulator.prompts.items():
             tags = Counter(re.findall(r"</?\w+>", text))
             rendered = fill(text, {**User(simulator, p).values(), "code": "kqvt"})

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import judging
-from answering import Model, feeling, tagged
+from answering import Model, feeling, simulator_of, tagged
 from people import toy_profiles
 from result_files import measure, train, write
 from runs import rows
-from simulator import Simulator, User
+from simulator import User
 from tools import replay
 from tools.dialogues import load_dialogues
 
@@ -128,7 +128,7 @@ def test_a_user_hears_each_reply_in_the_recorded_emotion(good):
     (by_itself,) = replay.with_texts([whole], texts)
     for d, emotions in ((by_itself, "40 56 64 72"), (whole, "40 30 20 10")):
         model = Model([feeling(-10)])
-        user = User(Simulator(model), d["profile"], 40)
+        user = User(simulator_of(model), d["profile"], 40)
         felt = asyncio.run(replay.replay(d["first_line"], d["turns"][:5], user))
         assert [tagged(prompt, "emotion") for prompt in model.prompts] == emotions.split()
         assert len(felt) == 5

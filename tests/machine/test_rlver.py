@@ -4,15 +4,22 @@ learns. The arithmetic is tested in textbook/, the files of a run in test_rundir
 from support.results import recorded_dialogues
 
 import asyncio
+import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import players
+import policy_and_users
+from answering import feeling
 from people import profiles_of_step, toy_profiles
 from players import make_simulator
+from result_files import measure
 from runs import go, metrics, rows, summary
+from server import toy_people
 from tools import replay
 from tools.replay import final_score, replay_all
 
@@ -66,6 +73,41 @@ def test_a_checkpoint_of_adapters_is_a_plain_model_and_peft_finds_its_adapter(wh
         found = PeftModel.from_pretrained(base, place / "adapter")(ids).logits
     assert (merged - start).abs().max() > 1e-2
     torch.testing.assert_close(found, merged, atol=1e-4, rtol=0)
+
+
+@dataclasses.dataclass
+class Cat:
+    """A stranger's user."""
+
+    profile: object
+    emotion: int
+    thoughts: tuple = ("Fish?",) * 10  # for evaluate.py, as an analysis in the form of f_emo
+
+    async def feel(self, reply):
+        self.emotion += 1
+        return feeling(1), 1
+
+    async def answer(self):
+        return "Meow.", False
+
+    async def open(self):
+        return "Meow."
+
+    def copy(self, name):
+        return dataclasses.replace(self)
+
+
+@pytest.mark.slow
+def test_a_simulator_of_ones_own_needs_no_more_than_users(tiny_dir, tmp_path, monkeypatch):
+    """It has no caller and no model, so there is nothing to check before the first dialogue."""
+    cats = SimpleNamespace(user=lambda profile, start, name: Cat(profile, start))
+    for module in (players, policy_and_users):
+        monkeypatch.setattr(module, "make_simulator", lambda *_, **__: cats)
+    out, flags = tmp_path / "run", ["--simulator", "openai:cat@http://h", *toy_people(tmp_path)]
+    assert go(tiny_dir, out, "--steps", 1, "--eval-size", 1, *flags) == 0
+    assert measure("--policy", out, "--limit", 1, "--out", tmp_path / "r.jsonl") == 0
+    [said] = rows(tmp_path / "r.jsonl")
+    assert said["history"][2]["content"] == "Meow." and "served" not in said["rlver"]
 
 
 # The toy's own judge and its own policy, in processes beside the tests (conftest.py).

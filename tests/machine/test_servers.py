@@ -2,7 +2,8 @@
 dialogues side by side, and whole runs. A real server on loopback (server.py) has every fault that
 three days of dialogues will meet."""
 
-from support.calls import MAX_ANSWER_TOKENS, CallLog
+from support import user_check
+from support.calls import MAX_ANSWER_TOKENS, Answer, Caller, CallLog
 from support.errors import (
     BadInput,
     PromptRefused,
@@ -31,7 +32,7 @@ import pytest
 
 import evaluate
 import rlver
-from answering import Model, coded, feeling, saying
+from answering import Model, coded, feeling, saying, simulator_of
 from emotion import TRAINING
 from people import toy_profiles
 from players import make_simulator
@@ -101,10 +102,10 @@ def test_only_the_check_decides_how_the_form_is_kept(told, capsys):
     async def ask(user):
         with suppress(PromptRefused):
             await user.answer()
-        before = user.simulator.model.format
-        [found] = await user.simulator.check()
+        before = user.simulator.caller.model.format
+        [found] = await user_check.check(user.simulator)
         await user.answer()
-        return before, user.simulator.model.format, found["format"]
+        return before, user.simulator.caller.model.format, found["format"]
 
     with Loopback(formats=["text", told], difficulty="challenging") as server:
         user = user_at(server, difficulty="challenging")
@@ -143,7 +144,7 @@ def test_what_may_heal_is_tried_again(capsys):
         return response
 
     with Loopback(outage=(1, 0.1), reply=reply) as server:
-        assert answer_of(server, timeout=0.6) == "good \ufffd"
+        assert answer_of(server, timeout=0.6).text == "good \ufffd"
     assert len(times) == len(responses) and times[1] - times[0] >= 0.4
     assert times[-1] - times[0] < 4  # nobody waited for the silent one
     assert capsys.readouterr().err.count("trying again") == 1
@@ -180,7 +181,7 @@ def test_a_pause_is_kept_and_one_that_is_too_long_is_named(monkeypatch):
         return responses[len(times) - 1]
 
     with Loopback(reply=reply) as server:
-        assert answer_of(server) == "good" and times[1] - times[0] >= 0.4
+        assert answer_of(server).text == "good" and times[1] - times[0] >= 0.4
     with Loopback(reply=lambda request: failure(429, "slow", {"Retry-After": later})) as server:
         with pytest.raises(SimulatorFailed, match=r"a pause of 39\d\d s: .*slow"):
             answer_of(server)
@@ -209,7 +210,7 @@ def test_what_every_question_would_meet_ends_the_check_at_once(status, body, tol
     monkeypatch.setattr("support.servers.CALL_TIMEOUT", 5)
     with Loopback(reply=lambda request: (status, {}, body)) as server:
         with pytest.raises(SimulatorRefused, match=told):
-            asyncio.run(user_at(server).simulator.check())
+            asyncio.run(user_check.check(user_at(server).simulator))
         assert server.requests == 1
 
 
@@ -233,7 +234,7 @@ def test_what_is_whole_json_is_read(body):
 
     with Loopback(reply=reply) as server:
         text = json.loads(body.decode("utf-8-sig"))["choices"][0]["message"]["content"]
-        assert answer_of(server) == text
+        assert answer_of(server).text == text
     assert [request["stream"] for request in asked] == [False]
 
 
@@ -272,7 +273,7 @@ def test_what_is_refused_is_not_asked_twice(fault):
         assert issubclass(PromptRefused, UnreadableAnswers)
         if error is PromptRefused:  # at the first question it is the server's matter
             with pytest.raises(BadInput, match="refuses the prompts"):
-                asyncio.run(user_at(server).simulator.check())
+                asyncio.run(user_check.check(user_at(server).simulator))
 
 
 @pytest.mark.parametrize(
@@ -356,7 +357,7 @@ def test_an_answer_is_read_from_all_its_places(response, text, thought, problem)
     """Parts, reasoning in a field of its own, and why there is nothing to read."""
     with always(response) as server:
         answer = answer_of(server)
-    assert (answer, answer.thought) == (text, thought)
+    assert (answer.text, answer.thought) == (text, thought)
     assert answer.is_cut == ("cut" in problem) and re.match(problem, answer.problem)
 
 
@@ -403,13 +404,16 @@ def test_the_check_tries_the_next_form_where_answers_cannot_be_read(body, kept, 
     with Loopback(reply=reply) as server:
         simulator = user_at(server).simulator
         if kept in FORMATS:
-            asyncio.run(simulator.check())
-            assert simulator.model.format == kept == forms[-1] and simulator.model.is_patient
+            asyncio.run(user_check.check(simulator))
+            assert (
+                simulator.caller.model.format == kept == forms[-1]
+                and simulator.caller.model.is_patient
+            )
             stricter = FORMATS[: FORMATS.index(kept)]
             assert forms == [form for form in stricter for _ in range(tries)] + 3 * [kept]
         else:
             with pytest.raises(BadInput, match=kept):
-                asyncio.run(simulator.check())
+                asyncio.run(user_check.check(simulator))
             assert len(forms) == 3 * tries
 
 
@@ -430,13 +434,13 @@ def test_a_parameter_that_a_model_refuses_is_left_out(capsys):
 
     async def ask(model):
         calls = [model("Hello.", REPLY_SCHEMA) for _ in range(4)]
-        return await asyncio.gather(*calls), await model("Hello.", REPLY_SCHEMA)
+        return [*await asyncio.gather(*calls), await model("Hello.", REPLY_SCHEMA)]
 
     with Loopback(reply=reply) as server:
         model = ServerModel("m", server.url)
-        assert asyncio.run(ask(model)) == (["good"] * 4, "good")
+        assert {answer.text for answer in asyncio.run(ask(model))} == {"good"}
         assert capsys.readouterr().err.count("refuses a parameter") == 2 and len(refused) <= 8
-        key = Simulator(model).key
+        key = Caller(model).key
         assert key("p", "one", 0) != key("p", "two", 0)
         assert (model.limit, model.temperature) == ("max_completion_tokens", None)
 
@@ -623,8 +627,8 @@ def test_the_log_of_answers_names_who_answered(name, tmp_path):
     log = CallLog(tmp_path / "calls.jsonl")
     with always(body) as server:
         reader = make_simulator("toy", reader=f"openai:big@{server.url}", log=log).reader
-        asyncio.run(user_at(server, log=log).simulator.call("Hello.", REPLY_SCHEMA, "one"))
-        asyncio.run(reader.call(["Is it?"], ("yes", "no"), "two"))
+        asyncio.run(user_at(server, log=log).simulator.caller.call("Hello.", REPLY_SCHEMA, "one"))
+        asyncio.run(reader.caller.call(["Is it?"], ("yes", "no"), "two"))
     assert [row.get("served") for row in rows(log.path)] == 2 * [name and [name]]
 
 
@@ -643,7 +647,7 @@ def test_the_log_of_answers(tmp_path):
             file.write('{"key": "two", "answer": "好'.encode()[:-1])
         log = CallLog(path)
         log.read(path)
-        log.write("three", "3", 0.1)
+        log.write("three", Answer("3"), 0.1)
         assert asyncio.run(user_at(server, log=log).answer()) == said
         assert server.calls == 1
     log.read(path)
@@ -692,7 +696,7 @@ def test_equal_questions_fail_together(tmp_path, monkeypatch):
             calls = [user.copy().feel("Oh.") for _ in range(8)]
             failed = await asyncio.gather(*calls, return_exceptions=True)
             assert {type(error) for error in failed} == {SimulatorFailed}
-            user.simulator.model = Model()
+            user.simulator.caller.model = Model()
             return await user.feel("Oh.")
 
         assert asyncio.run(ask())[1] == 7 and server.calls == 1
@@ -755,7 +759,7 @@ def test_a_user_that_times_out_is_not_the_rollouts_deadline():
     async def model(prompt, schema=None):
         raise TimeoutError
 
-    dialogues = rollout(Simulator(model), {0: PEOPLE[0]}, 1, Agent, TWO_REPLIES, timeout=60)
+    dialogues = rollout(simulator_of(model), {0: PEOPLE[0]}, 1, Agent, TWO_REPLIES, timeout=60)
     [lost] = asyncio.run(dialogues)[1]
     assert lost["reason"] == "the user timed out"
 
@@ -764,7 +768,7 @@ def test_samples_are_not_shared_between_the_dialogues_of_a_group():
     """At temperature 0 equal prompts have equal answers, and one will do. Above, each dialogue
     draws its own: a log without the dialogue in its keys would make a group of copies."""
     model = Model()
-    key = Simulator(model).key
+    key = Caller(model).key
     assert key("p", "training 1 0", 0) == key("p", "training 1 1", 0)
     model.temperature = 0.7
     assert len({key("p", f"training 1 {n}", k) for n in range(3) for k in range(3)}) == 9
@@ -778,7 +782,7 @@ def test_samples_are_not_shared_between_the_dialogues_of_a_group():
     people = dict.fromkeys((4, 7), PEOPLE[0])
     asyncio.run(
         rollout(
-            Listening(model),
+            Listening(Caller(model)),
             people,
             2,
             lambda n: Agent(["Hm."]),

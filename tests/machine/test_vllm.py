@@ -8,6 +8,7 @@ from support.loading import load_model, stop_ids
 from support.ranks import iter_full_weights
 from support.servers import ServerModel
 from support.settings import vllm_is_there
+from support.user_check import example
 
 import asyncio
 import contextlib
@@ -24,6 +25,7 @@ import torch
 import policy_and_users
 import rlver
 from agents import gossip, sampled
+from answering import simulator_of
 from conftest import make_tiny_model
 from local import LocalReader
 from lora import AdapterView, SharedBase, merge
@@ -33,7 +35,7 @@ from ppo import logp_gap
 from reader import Reader, known_replies
 from result_files import measure
 from runs import metrics, rows, words
-from simulator import REPLY_SCHEMA, Simulator
+from simulator import REPLY_SCHEMA
 from teach import YES_NO, questions_of
 from tools import fitness
 from vllm_engine import VllmEngine
@@ -311,12 +313,12 @@ def test_a_small_model_keeps_the_form_and_is_unfit(smollm2_server, tmp_path, mon
 
     monkeypatch.setattr(ServerModel, "chat", short_chat)
     model = ServerModel("smollm2", smollm2_server)
-    user = Simulator(model).example()
+    user = example(simulator_of(model))
     template, values = user.simulator.prompts["reply"], user.values()
     prompt = fill(template, {**values, "code": code_of(template, values)})
-    text = asyncio.run(model(prompt, REPLY_SCHEMA))
-    assert model.format == "json_schema" and not text.is_cut
-    assert list(read_answer(text, REPLY_SCHEMA)) == list(REPLY_SCHEMA)
+    answer = asyncio.run(model(prompt, REPLY_SCHEMA))
+    assert model.format == "json_schema" and not answer.is_cut
+    assert list(read_answer(answer.text, REPLY_SCHEMA)) == list(REPLY_SCHEMA)
     monkeypatch.setattr(ServerModel, "formats", ["json_schema"])  # the others take as long
     monkeypatch.chdir(tmp_path)
     plays = ["--simulator", f"openai:smollm2@{smollm2_server}"]

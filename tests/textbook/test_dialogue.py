@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from answering import coded, feeling, saying
+from answering import coded, feeling, saying, simulator_of
 from emotion import BENCHMARK, TRAINING
 from people import Profile
 from rollout import Reply, converse, rollout, split_thought
 from scripted import Agent
-from simulator import Simulator, User
+from simulator import User
 
 
 def thinking(text):
@@ -59,7 +59,7 @@ def person(k):
 def hold(replies, max_turns=8, model=None):
     """One dialogue with person-0. Returns (episode, agent, model)."""
     model, agent = model or Model(), Agent(replies)
-    user = User(Simulator(model), person(0))
+    user = User(simulator_of(model), person(0))
     episode = asyncio.run(
         converse(agent, user, "First line.", replace(TRAINING, max_turns=max_turns), group=3)
     )
@@ -121,7 +121,7 @@ def test_the_benchmark_starts_and_ends_where_its_user_does():
         (["-10 a"] * 3 + ["-1 b", "+9 never said"], "emotion_min", 9, 4),
         (["-10 a"] * 3 + ["+10 b", "+1 c bye"], "goodbye", 21, 5),
     ):
-        user = User(Simulator(Model()), person(0), emotion=40)
+        user = User(simulator_of(Model()), person(0), emotion=40)
         episode = asyncio.run(converse(Agent(replies), user, "Hi.", BENCHMARK))
         assert (episode.ended, episode.emotion, len(episode.turns)) == (ended, emotion, turns)
         assert episode.reward == emotion / 100
@@ -185,7 +185,7 @@ def crowd(people, group_size, script, model=None, bar=None):
 
     everybody = {k: person(k) for k in range(people)}
     episodes, errors = asyncio.run(
-        rollout(Simulator(model), everybody, group_size, make_agent, bar=bar)
+        rollout(simulator_of(model), everybody, group_size, make_agent, bar=bar)
     )
     return episodes, len(errors), agents, model
 

@@ -1,6 +1,7 @@
 """Feelings that are read (reader.py): log-odds by hand, one row for all questions against one pass for
 each, and from log-odds to a change."""
 
+from support import user_check
 from support.calls import CallLog
 from support.errors import BadModel, SimulatorFailed, UnreadableAnswers
 from support.files import digest, read_json
@@ -19,9 +20,10 @@ import torch
 import evaluate
 import reader
 import rlver
+from answering import simulator_of
 from local import LocalReader
 from players import make_simulator
-from reader import LIKELIEST, Reader, ReadSimulator, ReadUser, known_replies, log_odds
+from reader import LIKELIEST, Reader, ReadUser, known_replies, log_odds
 from runs import SMALL, go_on, refuse, rows, words
 from server import Loopback, completion, failure
 from simulator import EMOTION_SCHEMA
@@ -50,9 +52,9 @@ def test_one_row_reads_what_a_pass_for_each_question_reads(taught):
     hearing = Reader(LocalReader(taught, YES_NO, dtype=torch.float32))
     row = known_replies("test")[0]
     prompts = questions_of(row)
-    found = asyncio.run(hearing.source.likeliest(prompts, LIKELIEST))
+    found = asyncio.run(hearing.caller.model.likeliest(prompts, LIKELIEST))
     assert len(prompts) == len(found) == len(reader.WEIGHTS) > 2
-    source = hearing.source
+    source = hearing.caller.model
     for prompt, told in zip(prompts, found):
         ids = torch.tensor([source.chat.first_prompt(prompt) + source.chat.opening])
         with torch.no_grad():
@@ -88,8 +90,15 @@ def test_a_reply_is_read_alike_in_any_company(taught):
     assert [asyncio.run(read([row]))[0] for row in reversed(rows)] == together[::-1]
 
 
+def read_by(hearing):
+    """The toy speaks, a Reader hears."""
+    simulator = simulator_of(world.ScriptedModel())
+    simulator.reader, simulator.user_class = hearing, ReadUser
+    return simulator
+
+
 def simulator_read_by(taught):
-    simulator = ReadSimulator(world.ScriptedModel(), Reader(LocalReader(taught, YES_NO)))
+    simulator = read_by(Reader(LocalReader(taught, YES_NO)))
     asyncio.run(simulator.reader.set_scale())
     return simulator
 
@@ -161,7 +170,7 @@ def test_a_model_that_is_about_to_say_something_else_cannot_be_read(word, p, rea
 @pytest.mark.parametrize("mean, change", [(-50, 10), (50, -10)])
 def test_a_reply_moves_by_ten_at_most(mean, change):
     """However far its log-odds are from those of the sixty. The log has the sum before the clamp."""
-    simulator = ReadSimulator(world.ScriptedModel(), Reader(Told("yes", 0.4)))
+    simulator = read_by(Reader(Told("yes", 0.4)))
     simulator.reader.scale = dict.fromkeys(reader.WEIGHTS, (mean, 1.0))
     row = known_replies("test")[0]
     user = ReadUser(simulator, row["profile"], dialogue=row["dialogue"][:-1])
@@ -279,10 +288,10 @@ def test_what_a_server_lists_is_looked_at(pairs, odds):
 def test_a_damaged_answer_in_the_log_is_no_number(text):
     """It was a traceback, or moved the emotion."""
     hearing, prompts = Reader(Told("yes", 0.4)), questions_of(known_replies("test")[0])
-    whole = json.loads(asyncio.run(hearing.read(prompts, YES_NO)))
+    whole = json.loads(asyncio.run(hearing.caller.ask_model(prompts, YES_NO)))
     answers = json.dumps(whole).replace(str(whole[0][0]), text, 1), json.dumps(whole[1:])
     for answer in answers:
-        hearing.log.answers[digest(hearing.name, prompts)] = answer
+        hearing.caller.log.answers[digest(hearing.caller.name, prompts)] = answer
         with pytest.raises(UnreadableAnswers):
             asyncio.run(hearing.ask(prompts))
 
@@ -309,13 +318,13 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
 
     with listing(pairs_of) as server:
         simulator = make_simulator("toy", reader=f"openai:m@{server.url}", concurrency=1)
-        found = asyncio.run(simulator.check())
+        found = asyncio.run(user_check.check(simulator))
     out, err = capsys.readouterr()
     assert re.search(told, " ".join((out + err).split())) and len(asked) == 252
     hearing = simulator.reader
-    scale, hearing.scale, hearing.source.replaced = hearing.scale, {}, {}
-    simulator.learn(found)
-    assert hearing.source.replaced == {"top_logprobs": 5} and hearing.scale == scale != {}
+    scale, hearing.scale, hearing.caller.model.replaced = hearing.scale, {}, {}
+    user_check.learn(simulator, found)
+    assert hearing.caller.model.replaced == {"top_logprobs": 5} and hearing.scale == scale != {}
 
 
 @pytest.mark.parametrize(
@@ -413,7 +422,7 @@ def test_words_to_the_reader_gain_what_neutral_words_do_not():
     hearing = Reader(Obeys())
     hearing.scale = dict.fromkeys(reader.WEIGHTS, (0.0, 1.0))
     rows = [row for row in known_replies("fitness") if row["kind"] in ("cold", "generic warm")]
-    gains = asyncio.run(fitness.measure_gains(rows, ReadSimulator(world.ScriptedModel(), hearing)))
+    gains = asyncio.run(fitness.measure_gains(rows, read_by(hearing)))
     assert len(gains) == 6 * 4 * 10
     assert {row["gain"] > 0 for row in gains if "yes" in row["said"]} == {True}
     assert {row["gain"] for row in gains if "yes" not in row["said"]} == {0}

@@ -22,12 +22,12 @@ import re
 import pytest
 
 import hostile
-from answering import CODE, LIN, Model, feeling, saying, user_of
+from answering import CODE, LIN, Model, feeling, saying, simulator_of, user_of
 from emotion import TRAINING
 from people import Profile
 from rollout import converse
 from scripted import Agent
-from simulator import EMOTION_SCHEMA, REPLY_SCHEMA, Simulator, User
+from simulator import EMOTION_SCHEMA, REPLY_SCHEMA, User
 from toy.world import code_in
 
 
@@ -231,7 +231,7 @@ def test_an_unreadable_answer_is_taken_from_the_log_only_on_the_way_to_a_readabl
         log = CallLog(path)
         if path.exists():
             log.read(path)
-        return User(Simulator(model, retries=1, log=log), Profile(**LIN))
+        return User(simulator_of(model, retries=1, log=log), Profile(**LIN))
 
     with pytest.raises(UnreadableAnswers):
         asyncio.run(user_with("no").feel("Hello."))

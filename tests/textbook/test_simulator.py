@@ -1,7 +1,7 @@
 """The simulator that all users share: the check before the first dialogue, prompts that are
 refused, the clock. (How it asks: test_reading.py.)"""
 
-from support import calls
+from support import clock
 from support.answers import PROMPTS
 from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, Caller, CallLog
 from support.errors import (
@@ -12,7 +12,7 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.files import read_jsonl
-from support.user_check import CHECK_REPLIES
+from support.user_check import CHECK_REPLIES, check, example
 
 import asyncio
 import shutil
@@ -20,10 +20,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from answering import Model, feeling, user_of
+from answering import Model, feeling, simulator_of, user_of
 from local import LocalModel, load_local
 from people import toy_profiles
-from simulator import Simulator, User
+from simulator import User
 
 
 def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
@@ -31,7 +31,7 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
     another matter: it may come back. The question is in the language of the run."""
 
     def ask(model, lang="en"):
-        asyncio.run(Simulator(model, lang, retries=4).check())
+        asyncio.run(check(simulator_of(model, lang, retries=4)))
 
     forgets = Model([feeling(3).replace("kqvt", "zzzz")])
     for lang, name in (("en", "Maureen"), ("zh", "葛春生")):
@@ -56,13 +56,13 @@ def test_a_model_that_cannot_keep_the_form_is_told_before_the_first_dialogue():
 def test_the_check_brings_its_own_person(lang, tmp_path, monkeypatch):
     """The kind reply is about this person's trouble. Who sorted the file of people, or wrote another
     one into its first line, had a check of something else."""
-    simulator = Simulator(None, lang)
-    person = simulator.example().values()
+    simulator = simulator_of(None, lang)
+    person = example(simulator).values()
     place = shutil.copytree(PROMPTS, tmp_path / "prompts")
     path = place / "profiles" / f"{lang}_train.jsonl"
     path.write_text("\n".join(path.read_text("utf-8").splitlines()[::-1]), "utf-8")
-    monkeypatch.setattr("simulator.PROMPTS", place)
-    assert simulator.example().values() == person
+    monkeypatch.setattr("support.user_check.PROMPTS", place)
+    assert example(simulator).values() == person
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_a_model_that_does_not_tell_kind_from_cruel_is_named_before_a_run(
     answers = [[feeling(change)] if change is not None else ["Hm."] * 3 for change in changes]
     model = Model(2 * sum(answers, []))
     model.temperature = temperature
-    checked = Simulator(model, log=CallLog(tmp_path / "calls.jsonl"))
+    checked = simulator_of(model, log=CallLog(tmp_path / "calls.jsonl"))
     for _ in range(1 if None in changes else 2):
-        asyncio.run(checked.check())
-    assert len(model.prompts) == (4 if None in changes else 6) and not checked.log.answers
+        asyncio.run(check(checked))
+    assert len(model.prompts) == (4 if None in changes else 6) and not checked.caller.log.answers
     said = " ".join(capsys.readouterr().out.split())
     assert ("warning" in said) == ("python -m tools.fitness" in said) == bool(doubt)
     assert doubt is None or doubt in said
@@ -96,9 +96,7 @@ def test_a_model_that_does_not_tell_kind_from_cruel_is_named_before_a_run(
 
 def cut(text):
     """An answer that the limit of tokens has ended."""
-    answer = Answer(text)
-    answer.is_cut, answer.problem = True, CUT
-    return answer
+    return Answer(text, is_cut=True, problem=CUT)
 
 
 def test_an_answer_that_was_cut_is_asked_for_twice_more(tmp_path):
@@ -111,7 +109,7 @@ def test_an_answer_that_was_cut_is_asked_for_twice_more(tmp_path):
         return cut('{"content": "and so on and so on')
 
     log = CallLog(tmp_path / "calls.jsonl")
-    user = User(Simulator(rambles, log=log), toy_profiles("train", 1)[0])
+    user = User(simulator_of(rambles, log=log), toy_profiles("train", 1)[0])
     with pytest.raises(UnreadableAnswers, match="3 answers could not be read: cut by the limit"):
         asyncio.run(user.feel("Hello."))
     assert [user.simulator.complaint in prompt for prompt in prompts] == [False, True, True]
@@ -152,7 +150,7 @@ def test_a_model_in_this_process_has_what_is_left_of_its_context():
         if context > 3:
             for _ in range(2):
                 answer = asyncio.run(model("abc"))
-                assert answer == "[7]" and answer.is_cut == (context > 100)
+                assert answer.text == "[7]" and answer.is_cut == (context > 100)
         else:
             with pytest.raises(PromptRefused, match="3 tokens does not fit its context of 3"):
                 asyncio.run(model("abc"))
@@ -173,7 +171,7 @@ def test_an_answer_of_a_model_in_this_process_depends_on_its_call_alone(tiny_dir
 
     both = answers("a1", "b2")
     assert both == answers("b2", "a1") == answers("a1") | answers("b2")
-    assert both["a1"] != both["b2"]
+    assert both["a1"].text != both["b2"].text
 
 
 def test_a_prompt_that_is_refused_costs_its_dialogue_once_the_model_was_checked():
@@ -187,7 +185,7 @@ def test_a_prompt_that_is_refused_costs_its_dialogue_once_the_model_was_checked(
             return await super().__call__(prompt)
 
     user = user_of(Picky())
-    asyncio.run(user.simulator.check())
+    asyncio.run(check(user.simulator))
     assert asyncio.run(user.feel("Hello."))[1] == 7
     with pytest.raises(UnreadableAnswers, match="such words"):
         asyncio.run(user.feel("bomb"))
@@ -197,27 +195,27 @@ def test_the_clock_counts_what_the_gpu_waits_for_the_user(monkeypatch):
     """Seconds with a call in flight and no sampling. Calls overlap, so their durations must not add
     up; an idle second and a second of sampling are not the user's."""
     now = [0]
-    monkeypatch.setattr(calls, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    clock = calls.Clock()
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    ours = clock.Clock()
     now[0] += 1  # nothing at all
-    with clock.during("calls"):
+    with ours.during("calls"):
         now[0] += 2  # counts
-        with clock.during("calls"):
+        with ours.during("calls"):
             now[0] += 4  # two calls at once: counts once
-            with clock.during("samplers"), clock.during("samplers"):
+            with ours.during("samplers"), ours.during("samplers"):
                 now[0] += 8  # the GPU is at work
         now[0] += 16  # counts
     now[0] += 32  # nothing
-    with clock.during("samplers"):
+    with ours.during("samplers"):
         now[0] += 64  # no call
 
     async def fails(prompt, schema):
         now[0] += 128  # counts, and a failed call is over
         raise SimulatorFailed
 
-    user = User(Simulator(fails, clock=clock), toy_profiles("train", 1)[0])
+    user = User(simulator_of(fails, clock=ours), toy_profiles("train", 1)[0])
     with pytest.raises(SimulatorFailed):
         asyncio.run(user.answer())
     now[0] += 256
-    clock.tick()
-    assert clock.simulator == 2 + 4 + 16 + 128
+    ours.tick()
+    assert ours.simulator == 2 + 4 + 16 + 128

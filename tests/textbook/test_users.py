@@ -10,11 +10,11 @@ import json
 
 import pytest
 
-from answering import LIN, Model
+from answering import LIN, Model, simulator_of
 from people import Profile, load_profiles, toy_profiles
 from players import check_playable, make_simulator
 from result_files import write
-from simulator import Simulator, User
+from simulator import User
 
 
 def test_an_example_by_hand(tmp_path):
@@ -66,7 +66,7 @@ def test_a_first_line_is_said_without_white_space_at_its_ends(line, said, tmp_pa
     the digest of the users in result files would be another one."""
     for name in ("first_talk", "first_line"):
         (profile,) = load_profiles(write(tmp_path / "p.jsonl", {**LIN, name: line}))
-        user = User(Simulator(Model(), "en", "vanilla"), profile)
+        user = User(simulator_of(Model()), profile)
         assert asyncio.run(user.open()) == said == user.dialogue[0]["text"]
         assert profile.first_talk == (line if line.strip() else "")
 
