@@ -24,6 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Without the directory of this file, in which `import trl` would import this file.
 sys.path[:] = [str(ROOT), *(place for place in sys.path if Path(place) != ROOT / "benchmarks")]
+from support.calls import CallLog
 from support.metrics import summarise
 from support.rundir import RunDir
 from support.settings import resolve_settings
@@ -38,7 +39,7 @@ from emotion import TRAINING
 from models import Models
 from people import profiles_of_step, users_of_run
 from players import simulator_of_run
-from rlver import train
+from rlver import start_of, train
 from rollout import SEEDS, Agent, rollout
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
@@ -56,7 +57,7 @@ class TimedRun(RunDir):
     behind it."""
 
     def __init__(self, path, cfg, cycles):
-        super().__init__(path, cfg)
+        super().__init__(path, cfg, CallLog())
         self.cycles, self.sampling, self.cycle = cycles, 0.0, cycles.take()
 
     def log_step(self, episodes, row):
@@ -83,9 +84,9 @@ def train_with_trl(run, cycles):
     from torch.optim.lr_scheduler import LambdaLR
 
     cfg = run.cfg
-    simulator = simulator_of_run(cfg, run.calls, run.clock)
+    simulator = simulator_of_run(cfg, run.calls, None)
     training, heldout = users_of_run(cfg.profiles, cfg.eval_size)
-    m = Models(cfg, None, run.start_file, run.clock, run.runner)
+    m = Models(cfg, start_of(cfg), None, run.start_file, None, run.runner)
     users = cfg.batch_size // cfg.group_size
     torch_engine = m.engine
     sampler = GenerateEngine(m.policy.model, m.chat.stop_id, m.tokenizer.pad_token_id or 0)
@@ -200,7 +201,7 @@ def one_side(side):
     with tempfile.TemporaryDirectory() as place:
         cycles = Cycles(out)
         if side == "TRL":
-            return train_with_trl(RunDir(Path(place), cfg), cycles)
+            return train_with_trl(RunDir(Path(place), cfg, CallLog()), cycles)
         train(TimedRun(Path(place), cfg, cycles))
 
 
