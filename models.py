@@ -423,7 +423,7 @@ class DistanceFromStart:
         for episode in episodes:
             batch = pack([episode])
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
-            del batch.number  # of the evaluation; in no file
+            del batch.number  # the file has none
             pairs.append((vars(batch), log_probs.cpu()))
         broadcast(write_whole, self.path, partial(torch.save, pairs))
         self.read()

@@ -211,7 +211,8 @@ def hold_dialogues(run, simulator, models, kind, step, profiles):
     more than a fifth were dropped."""
     cfg, seconds, clock = run.cfg, run.state["seconds"], models.engine.clock
     start, simulator_before = time.perf_counter(), clock.simulator
-    group_size = cfg.group_size if kind == "training" else 1
+    training = kind == "training"
+    group_size = cfg.group_size if training else 1
     # A group never crosses ranks.
     here = {n: p for n, p in enumerate(profiles) if n % ranks.world_size() == ranks.rank()}
     with tqdm(
@@ -220,7 +221,7 @@ def hold_dialogues(run, simulator, models, kind, step, profiles):
         unit="dialogue",
         leave=False,
         # the toy's dialogues in training are over too soon for a bar
-        disable=not run.first or (kind == "training" and cfg.toy),
+        disable=not run.first or (training and cfg.toy),
     ) as bar:
         more = {"timeout": ROLLOUT_TIMEOUT, "bar": bar}
         dialogues = rollout_of(simulator, models, cfg, kind, step, here, group_size, **more)
@@ -229,8 +230,8 @@ def hold_dialogues(run, simulator, models, kind, step, profiles):
     dropped = ranks.all_gather_list(dropped_here)
     n_dialogues = len(profiles) * group_size
     run.log_dropped(kind, step, dropped, n_dialogues, partial(save, run, models))
-    seconds["rollout" if kind == "training" else "evaluate"] += time.perf_counter() - start
-    if kind == "training":
+    seconds["rollout" if training else "evaluate"] += time.perf_counter() - start
+    if training:
         seconds["simulator"] += clock.simulator - simulator_before
     return episodes
 
@@ -244,11 +245,15 @@ def rollout_of(simulator, models, cfg, kind, step, groups, group_size, **more):
     models.engine.forget()
     if not cfg.toy:
         return_freed_memory()
-    agent = partial(make_agent, models, cfg, kind, step)
-    is_evaluation = kind == "evaluation"
-    rules = replace(TRAINING, max_turns=cfg.max_turns, own_first_line=is_evaluation)
-    name = f"{kind} {step}"
-    return rollout(simulator, groups, group_size, agent, rules, name=name, **more)
+    return rollout(
+        simulator,
+        groups,
+        group_size,
+        partial(make_agent, models, cfg, kind, step),
+        replace(TRAINING, max_turns=cfg.max_turns, own_first_line=kind == "evaluation"),
+        name=f"{kind} {step}",
+        **more,
+    )
 
 
 def make_agent(models, cfg, kind, step, number):
@@ -305,11 +310,11 @@ def row_of_step(run, models, profiles, episodes, all_episodes, metrics):
 # --------------------------------------------------------------------------------------------- main
 
 
-def log_of_calls(cfg, path):
-    """The log of this rank's calls to the user's model, in the run's directory; without a file where
-    no model is called."""
-    name = f"calls-{ranks.rank()}.jsonl" if ranks.rank() else "calls.jsonl"
-    return CallLog(path / name if cfg.reader or cfg.simulator not in SCRIPTED else None)
+def log_of_calls(cfg, out, name="calls"):
+    """The log of this rank's calls to the user's model, in the run's directory. Where the user is a
+    script, it has no file."""
+    name += f"-{ranks.rank()}" if ranks.rank() else ""
+    return CallLog(out / f"{name}.jsonl" if cfg.reader or cfg.simulator not in SCRIPTED else None)
 
 
 def draw_report(run):

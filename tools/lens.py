@@ -10,8 +10,8 @@ they may differ: then it is another step from these weights.) A user behind a se
 with --ask; its answers are kept in RUN/lens-calls.jsonl, so that a second page asks nothing again.
 """
 
-from support.calls import CallLog, Clock
-from support.command_line import SCRIPTED, Parser, natural, positive, refuse_nesting, split_name
+from support.calls import CallLog
+from support.command_line import Parser, natural, positive, refuse_nesting, split_name
 from support.errors import MAX_LOST, BadInput, SimulatorFailed, TooManyLost
 from support.files import append_line, lock, read_jsonl, write_file
 from support.loading import load_model
@@ -34,7 +34,7 @@ from models import Models
 from people import kept_heldout, profiles_of_step, users_of_run
 from players import simulator_of_run
 from ppo import log_probs_of, place_rewards
-from rlver import make_agent, one_step, rollout_of, start_of
+from rlver import log_of_calls, make_agent, one_step, rollout_of, start_of
 from tools.replay import heard_by_all, one_of_each_need
 
 TEMPLATE = Path(__file__).with_name("lens.html.j2")
@@ -75,12 +75,11 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     heldout = kept_heldout(out, heldout)
     evaluated = held_out_dialogues(out)
-    costs = cfg.reader or cfg.simulator not in SCRIPTED
-    calls, clock = CallLog(out / "lens-calls.jsonl" if ask and costs else None), Clock()
+    calls = log_of_calls(cfg, out, "lens-calls") if ask else CallLog()
     for path in out.glob("*calls*.jsonl"):
         calls.read(path)
-    simulator = simulator_of_run(cfg, calls, clock, find=None if ask else silent)
-    if ask and costs:
+    simulator = simulator_of_run(cfg, calls, None, find=None if ask else silent)
+    if calls.path:
         rows = read_jsonl(calls.path) if calls.path.exists() else []
         findings = [row["findings"] for _, row, _ in rows if row and "findings" in row]
         if findings:  # of an earlier page: the check is not asked again
@@ -89,7 +88,7 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
             append_line(calls.path, {"findings": runner.run(simulator.check())})
     elif simulator.reader:
         runner.run(simulator.reader.set_scale())
-    models = Models(cfg, start_of(cfg), checkpoint, out / "start.pt", clock, runner)
+    models = Models(cfg, start_of(cfg), checkpoint, out / "start.pt", None, runner)
     profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, number)
 
     def hold(profiles):
