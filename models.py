@@ -43,7 +43,6 @@ from engine import TorchEngine, make_vllm_engine
 from policy import Batch, Critic, Policy, dummy_batch, pack, recompute_activations
 from ppo import kl_penalty, log_probs_of, logp_gap
 from rollout import SEEDS, Episode, Segment
-from toy import world
 
 # What the two self-checks of an update allow (ppo.logp_gap, ppo.check_first_ratio):
 #   gap_limits   (mean, maximum) of |log pi_engine - log pi_trainer|, over the sampled tokens
@@ -81,10 +80,11 @@ class Models:
     distance                      the DistanceFromStart
     """
 
-    def __init__(self, cfg, checkpoint, start_file, clock, runner):
-        """cfg: Settings. checkpoint: the directory that the run goes on from, or None. start_file:
-        of DistanceFromStart. clock: a Clock, which the engine tells when it samples. runner: an
-        asyncio.Runner, for `probe`. Raises BadModel, BadInput or SelfCheckFailed.
+    def __init__(self, cfg, start, checkpoint, start_file, clock, runner):
+        """cfg: Settings. start: where pi_0 lies, a directory or a name on the hub. checkpoint: the
+        directory that the run goes on from, or None. start_file: of DistanceFromStart. clock: a
+        Clock, which the engine tells when it samples. runner: an asyncio.Runner, for `probe`. Raises
+        BadModel, BadInput or SelfCheckFailed.
 
         `dtype` is the type in which models compute (`best_dtype`). Optimizers change the master
         weights, which are fp32 everywhere."""
@@ -96,14 +96,32 @@ class Models:
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
 
-        # 1. Weights, tokenizer, chat template. start: pi_0, where the run began. source: what is
-        # loaded now, the checkpoint if there is one. With adapters pi_0 is loaded, not the
-        # checkpoint, because they are merged into the checkpoint's weights.
-        start = world.POLICY / cfg.mode if cfg.toy else cfg.model
-        trained = checkpoint and checkpoint.name != FIRST_CHECKPOINT  # that one has no weights
+        # source: what is loaded now, the checkpoint if there is one (the first has no weights). With
+        # adapters pi_0 is loaded, because they are merged into the checkpoint's weights.
+        trained = checkpoint and checkpoint.name != FIRST_CHECKPOINT
         source = checkpoint if trained and not cfg.lora_rank else start
-        # Frozen weights, under adapters, are loaded in the type of computing. Others stay as they
-        # are stored (None), mapped from the file, until `make_masters` makes the fp32 masters.
+        model = self.load(source)
+        # TorchEngine copies the weights while they are whole; vLLM reads their directory. From
+        # `build` on each rank has only its shard of them.
+        self.engine = self.make_engine(model, source, clock)
+        # tensors: what `gather` has collected, or None
+        tensors = load_tensors(checkpoint / "trainer.pt") if trained else None
+        self.build(model, tensors, source, start)
+        self.make_optimizers(tensors)  # of the parameters that `build` has made
+        self.distance = DistanceFromStart(self.policy, self.device, start_file)
+        if checkpoint:
+            self.distance.read()
+        # The torch engine has the base only, without a checkpoint's adapters.
+        self.try_out(is_synced=cfg.engine == "vllm" or (tensors and cfg.lora_rank))
+
+    # -------------------------------------------------------------- the steps of __init__, in order
+
+    def load(self, source):
+        """Load tokenizer and chat template, and return the model.
+
+        Frozen weights, under adapters, are loaded in the type of computing. Others stay as they are
+        stored (None), mapped from the file, until `make_masters` makes the fp32 masters."""
+        cfg = self.cfg
         model, self.tokenizer = load_model(source, dtype=self.dtype if cfg.lora_rank else None)
         # The toy knows its task; a system prompt would take a third of its context.
         system = "" if cfg.toy else load_prompt(f"policy_{cfg.mode}", cfg.lang)
@@ -113,31 +131,34 @@ class Models:
             )
         # tokens of a dialogue
         self.context = model.config.get_text_config().max_position_embeddings
+        return model
 
-        # 2. The engine. TorchEngine copies the weights while they are whole; vLLM reads their
-        # directory. From step 3 on each rank has only its shard of them.
-        of_engine = {"dtype": self.dtype, "clock": clock, "temperature": cfg.temperature}
+    def make_engine(self, model, source, clock):
+        """The engine that samples: a TorchEngine or a VllmEngine."""
+        cfg, stops = self.cfg, self.chat.stop_ids
+        more = {"dtype": self.dtype, "clock": clock, "temperature": cfg.temperature}
         if cfg.engine == "torch":
-            self.engine = TorchEngine(model, self.chat.stop_ids, device=self.device, **of_engine)
-        else:
-            of_engine |= {"context": self.context, "memory_share": cfg.engine_memory}
-            # the dialogues of this rank
-            of_engine["dialogues"] = math.ceil(max(cfg.batch_size, cfg.eval_size) / world_size())
-            self.engine = make_vllm_engine(source, self.chat.stop_ids, seed=cfg.seed, **of_engine)
+            return TorchEngine(model, stops, device=self.device, **more)
+        more |= {"context": self.context, "memory_share": cfg.engine_memory}
+        # the dialogues of this rank
+        more["dialogues"] = math.ceil(max(cfg.batch_size, cfg.eval_size) / world_size())
+        return make_vllm_engine(source, stops, seed=cfg.seed, **more)
 
-        # 3. Policy, critic and reference. tensors: what `gather` has collected, or None. masters:
-        # the models that own their parameters; with adapters all three are views of the base.
-        tensors = load_tensors(checkpoint / "trainer.pt") if trained else None
-        if cfg.lora_rank:
-            base, *parts = build_lora(cfg, model, tensors)
+    def build(self, model, tensors, source, start):
+        """Build policy, critic and reference, with their masters: of the models that own their
+        parameters. With adapters all three are views of the base."""
+        if self.cfg.lora_rank:
+            base, *parts = build_lora(self.cfg, model, tensors)
             masters = [base]
         else:
-            masters = parts = build_full(cfg, model, tensors, source, start, self.dtype)
+            masters = parts = build_full(self.cfg, model, tensors, source, start, self.dtype)
         self.policy, self.critic, self.reference = parts
         for module in filter(None, masters):
             make_masters(module, self.device.type, self.dtype)
 
-        # 4. Optimizers, of the parameters that step 3 has made.
+    def make_optimizers(self, tensors):
+        """Make the optimizers of policy and critic, and load their state."""
+        cfg = self.cfg
         self.optimizer = adamw(self.policy, cfg.lr)
         self.critic_optimizer = adamw(self.critic, cfg.critic_lr) if self.critic else None
         if tensors:
@@ -145,20 +166,15 @@ class Models:
         if tensors and self.critic:
             load_optimizer_state(self.critic, self.critic_optimizer, tensors["critic_optimizer"])
 
-        self.distance = DistanceFromStart(self.policy, self.device, start_file)
-        if checkpoint:
-            self.distance.read()
-
-        # 5. A first sync, where one is needed, and a trial of sampling and scoring. vLLM sleeps and
-        # wakes before the first rollout, so that a failure shows at once. The torch engine has the
-        # base only, without a checkpoint's adapters.
-        is_synced = cfg.engine == "vllm" or (tensors and cfg.lora_rank)
+    def try_out(self, is_synced):
+        """Try sampling and scoring, after a first sync where one is needed (`is_synced`). vLLM
+        sleeps and wakes before the first rollout, so that a failure shows at once."""
         # Memory and other ranks say nothing about the model. Nor does a self-check behind a sync:
         # the weights may not have reached the engine.
         others = torch.OutOfMemoryError, torch.distributed.DistError
         if is_synced:
             others += (SelfCheckFailed,)
-        with naming(f"--model {cfg.model}: cannot be trained", others):
+        with naming(f"--model {self.cfg.model}: cannot be trained", others):
             if is_synced:
                 self.engine.sleep()
                 self.sync()  # wakes it
@@ -407,6 +423,7 @@ class DistanceFromStart:
         for episode in episodes:
             batch = pack([episode])
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
+            del batch.number  # the file has none
             pairs.append((vars(batch), log_probs.cpu()))
         broadcast(write_whole, self.path, partial(torch.save, pairs))
         self.read()
@@ -420,7 +437,8 @@ class DistanceFromStart:
         while len(pairs) % world_size():
             pairs.append((vars(empty), empty.engine_log_probs))
         self.dialogues = [
-            (Batch(**tensors), log_probs) for tensors, log_probs in pairs[rank() :: world_size()]
+            (Batch(**{**tensors, "number": tensors["group"]}), log_probs)
+            for tensors, log_probs in pairs[rank() :: world_size()]
         ]
 
     def kl(self):

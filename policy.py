@@ -56,6 +56,7 @@ class Batch:
     turn: torch.Tensor  # [B, L] long, k where it was sampled in turn k, 0 elsewhere
     reward: torch.Tensor  # [B, T] float, of each turn
     group: torch.Tensor  # [B] long
+    number: torch.Tensor  # [B] long, of the dialogue in the whole batch
 
     def to(self, device):
         """The same batch on `device`."""
@@ -89,12 +90,13 @@ def pack(episodes, reward="terminal", multiple=1):
         **fields,
         reward=nn.utils.rnn.pad_sequence(rewards, batch_first=True),
         group=torch.tensor([e.group for e in episodes]),
+        number=torch.tensor([e.number for e in episodes]),
     )
 
 
 def lay_out(episode):
     """The segments of a dialogue, one behind the other: {field of Batch: a list with one entry per
-    token}, for all fields but reward and group.
+    token}, for all fields but reward, group and number.
 
     A turn is a sampled segment, in a branch or in the trunk. A branch begins at the position where
     the trunk stands; its later segments continue it, and the trunk does not move."""
@@ -141,7 +143,7 @@ def dummy_batch():
 
     A rank with fewer micro-batches than another runs it instead: a forward pass of a sharded model
     is a collective, so all ranks must make equally many."""
-    return pack([Episode("dummy", -1, "", segments=[Segment([0, 0])])])
+    return pack([Episode("dummy", -1, "", number=-1, segments=[Segment([0, 0])])])
 
 
 def split_batch(episodes, batch_size, n_minibatches, max_tokens, seed, device, reward="terminal"):

@@ -297,7 +297,8 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     ref            log pi_ref, likewise; None if kl_coef is 0
     old_values     V_old, likewise; None for GRPO
     returns        R, likewise; None for GRPO: the critic is stepped only if they are given
-    observe        observe(batch, log_probs, entropy, advantages) is called for each micro-batch
+    observe        is called for each micro-batch with its batch and, [B, L] each, old_log_probs,
+                   log_probs, entropy, advantages, old_values and the tokens that the clip changes
 
     Returns the metrics of the module's docstring, except explained_variance. Raises
     SelfCheckFailed before the first step, if a first ratio is not 1 or if the engine disagrees with
@@ -346,7 +347,9 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
             counts = [kl.sum(), entropy[mask].sum(), clipped.sum(), mask.sum()]
             sums += torch.stack(counts).detach().cpu()
             if observe:
-                observe(batch, log_probs.detach(), entropy.detach(), advantage)
+                observe(
+                    batch, old, log_probs.detach(), entropy.detach(), advantage, old_value, clipped
+                )
 
         # Clip, and step.
         norm = clip_gradient(policy, MAX_GRAD_NORM)

@@ -11,13 +11,15 @@
     5. log          a line of metrics, every dialogue word for word
     6. evaluate     held-out users, before and after; and save checkpoints
 
-`train` is the loop; the functions that it calls follow. Flags, torchrun, files, printing and
-pictures are in support/; a first reading can skip them.
+`train` is the loop, and `one_step` its steps 1 to 3; what they call follows. Flags, torchrun, files,
+printing and pictures are in support/; a first reading can skip them.
 """
 
 # support comes first: it sets up what must be set up before torch is imported
 from support import errors, ranks, report, rundir, settings, user_check
-from support.command_line import refuse_nesting, split_name
+from support.calls import CallLog
+from support.clock import Clock
+from support.command_line import SCRIPTED, refuse_nesting, split_name
 from support.files import digest
 from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
@@ -42,6 +44,7 @@ from players import check_playable, digests_of_texts, simulator_of_run
 from policy import split_batch
 from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout, tokens_sampled
+from toy import world
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 # (Another algorithm has its name, its defaults and its checks in support/settings.py.)
@@ -54,7 +57,7 @@ def train(run):
     models. Raises SimulatorRefused, TooManyLost, CannotWrite or SelfCheckFailed at any time, BadInput
     or BadModel before config.json is written."""
     simulator, users, models = set_up(run)
-    cfg, state = run.cfg, run.state
+    cfg, state, seconds = run.cfg, run.state, run.state["seconds"]
     run.stop.catch()  # from here on a signal loses no step
 
     # ---- 6. Evaluate and save, before.
@@ -65,59 +68,67 @@ def train(run):
         steps, "training", cfg.steps, initial=state["step"], unit="step", disable=not run.first
     )
     for step in bar:
-        start, simulator_before = time.perf_counter(), run.clock.simulator
+        start, rollout_before = time.perf_counter(), seconds["rollout"]
 
-        # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
+        # ---- 1 to 3. Converse, roll out, update: `one_step`, below.
         profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, step)
-        episodes, all_episodes, counts = hold_dialogues(
-            run, simulator, models, profiles, cfg.group_size, "training", step
-        )
-        check_groups(all_episodes)
-        rollout_end = time.perf_counter()
-
-        # ---- 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
-        models.engine.sleep()  # the memory of its cache is the update's now
-        if not cfg.toy:  # it has little to free, and would be slower by a twentieth
-            return_freed_memory()
-        minibatches = split_batch(  # each a list of micro-batches of packed rows
-            episodes,
-            cfg.batch_size,
-            cfg.minibatches,
-            max_tokens=cfg.tokens_per_gpu,
-            seed=f"{cfg.seed} {step}",
-            device=models.device,
-            reward=cfg.reward,
-        )
-        # Both learning rates rise from 0 to their full value in the first `warmup` steps.
-        models.set_learning_rates(min(1.0, step / max(1, cfg.warmup)))
-        metrics = UPDATES[cfg.algo](models, minibatches, cfg)
+        hold = partial(hold_dialogues, run, simulator, models, "training", step)
+        episodes, _, metrics = one_step(models, cfg, step, profiles, hold)
 
         # ---- 4. Sync: the engine gets the new weights.
         models.sync()
-        sync_end = time.perf_counter()
+        spent = time.perf_counter() - start
 
         # ---- 5. Log: every dialogue, a line of metrics.
         state["step"] = step
-        state["seconds"]["rollout"] += rollout_end - start
-        state["seconds"]["simulator"] += run.clock.simulator - simulator_before
-        state["seconds"]["update"] += sync_end - rollout_end
-        row = row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics)
-        row["seconds"] = sync_end - start
+        all_episodes = of_all_ranks(episodes)
+        row = row_of_step(run, models, profiles, episodes, all_episodes, metrics)
+        row["seconds"] = spent
+        rollout_seconds = seconds["rollout"] - rollout_before  # `hold_dialogues` adds them
+        seconds["update"] += spent - rollout_seconds
         ranks.broadcast(run.log_step, all_episodes, row)
-        bar.set_postfix_str(progress(row, rollout_end - start))
+        bar.set_postfix_str(progress(row, rollout_seconds))
 
         # ---- 6. Evaluate and save, where it is due.
         evaluate_and_save(run, simulator, models)
 
 
-# ------------------------------------------------------------- what train calls, in order of its use
+def one_step(models, cfg, step, profiles, hold, observe=None):
+    """Steps 1 to 3 on this rank. Returns (episodes, minibatches, metrics). hold: a function that
+    holds dialogues with `profiles`, a group with each, and returns this rank's Episodes. observe: as
+    in `ppo.optimize`. (tools/lens.py makes a step again by this function.)"""
+
+    # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
+    episodes = hold(profiles)
+    check_groups(episodes)
+
+    # ---- 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
+    models.engine.sleep()  # the memory of its cache is the update's now
+    if not cfg.toy:  # it has little to free, and would be slower by a twentieth
+        return_freed_memory()
+    minibatches = split_batch(  # each a list of micro-batches of packed rows
+        episodes,
+        cfg.batch_size,
+        cfg.minibatches,
+        max_tokens=cfg.tokens_per_gpu,
+        seed=f"{cfg.seed} {step}",
+        device=models.device,
+        reward=cfg.reward,
+    )
+    # Both learning rates rise from 0 to their full value in the first `warmup` steps.
+    models.set_learning_rates(min(1.0, step / max(1, cfg.warmup)))
+    metrics = UPDATES[cfg.algo](models, minibatches, cfg, observe)
+    return episodes, minibatches, metrics
+
+
+# ------------------------------------------------------------- what they call, in order of its use
 
 
 def set_up(run):
     """(Simulator, profiles of the people to train on, Models). Tries everything that could fail
     later, before the first dialogue."""
-    cfg = run.cfg
-    simulator = simulator_of_run(cfg, run.calls, run.clock)
+    cfg, clock = run.cfg, Clock()
+    simulator = simulator_of_run(cfg, run.calls, clock)
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     check_playable(cfg.simulator, users + heldout, unnamed=not cfg.profiles)
     people = digest([vars(user) for user in users + heldout])
@@ -135,13 +146,18 @@ def set_up(run):
         # the first rank finds out what the server takes, and tells the others
         found = ranks.broadcast(lambda: run.runner.run(user_check.check(simulator)))
         user_check.learn(simulator, found)
-    models = Models(cfg, checkpoint, run.start_file, run.clock, run.runner)
+    models = Models(cfg, start_of(cfg), checkpoint, run.start_file, clock, run.runner)
     ranks.broadcast(run.try_to_save, models.write_trial, models.checkpoint_bytes())
     run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": people})
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size(), run.state["step"]
         print_head(cfg, run.path, *sizes)
     return simulator, users, models
+
+
+def start_of(cfg):
+    """Where the starting policy pi_0 lies: a directory, or its name on the hub."""
+    return world.base_policy(cfg.think) if cfg.toy else cfg.model
 
 
 def evaluate_and_save(run, simulator, models):
@@ -169,15 +185,12 @@ def evaluate_and_save(run, simulator, models):
 def evaluate(run, simulator, models, step):
     """One dialogue with every held-out user. The scores are kept in the state. Before and after
     training the first dialogue is printed."""
-    state, start = run.state, time.perf_counter()
-    episodes, all_episodes, counts = hold_dialogues(
-        run, simulator, models, run.heldout, 1, "evaluation", step
-    )
+    episodes = hold_dialogues(run, simulator, models, "evaluation", step, run.heldout)
+    all_episodes = of_all_ranks(episodes)
     if step == 0:
         models.distance.keep(episodes)
-    scores = {"step": step, **summarise(all_episodes), **counts}
-    state["seconds"]["evaluate"] += time.perf_counter() - start
-    state["evaluations"].append(scores)
+    scores = {"step": step, **summarise(all_episodes), **run.dropped}
+    run.state["evaluations"].append(scores)
     ranks.broadcast(run.log_evaluation, all_episodes, scores)
     if step in (0, run.cfg.steps):
         first = all_episodes[0]
@@ -195,47 +208,55 @@ def save(run, models):
             draw_report(run)
 
 
-def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
-    """Steps 1 and 2: `group_size` dialogues with each of `profiles`. Returns this rank's episodes,
-    those of all ranks (without tokens), and what run.log_dropped counts. Raises TooManyLost, after
-    a checkpoint, if more than a fifth were dropped.
-
-    Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
-    draws depend neither on a resume nor on the number of ranks."""
-    cfg = run.cfg
-    models.engine.forget()
-    if not cfg.toy:
-        return_freed_memory()
+def hold_dialogues(run, simulator, models, kind, step, profiles):
+    """Steps 1 and 2: dialogues with each of `profiles`, a group in training, one in an evaluation.
+    Returns this rank's episodes, and adds up the seconds. Raises TooManyLost, after a checkpoint, if
+    more than a fifth were dropped."""
+    cfg, seconds, clock = run.cfg, run.state["seconds"], models.engine.clock
+    start, simulator_before = time.perf_counter(), clock.simulator
+    training = kind == "training"
+    group_size = cfg.group_size if training else 1
     # A group never crosses ranks.
     here = {n: p for n, p in enumerate(profiles) if n % ranks.world_size() == ranks.rank()}
-
-    is_evaluation = kind == "evaluation"
-    rules = replace(TRAINING, max_turns=cfg.max_turns, own_first_line=is_evaluation)
     with tqdm(
         desc=f"{kind}, step {step}",
         total=len(here) * group_size,
         unit="dialogue",
         leave=False,
         # the toy's dialogues in training are over too soon for a bar
-        disable=not run.first or (kind == "training" and cfg.toy),
+        disable=not run.first or (training and cfg.toy),
     ) as bar:
-        dialogues = rollout(
-            simulator,
-            here,
-            group_size,
-            partial(make_agent, models, cfg, kind, step),
-            rules,
-            name=f"{kind} {step}",
-            timeout=ROLLOUT_TIMEOUT,
-            bar=bar,
-        )
+        more = {"timeout": ROLLOUT_TIMEOUT, "bar": bar}
+        dialogues = rollout_of(simulator, models, cfg, kind, step, here, group_size, **more)
         episodes, dropped_here = run.stop.hold(run.runner, dialogues) or ([], [])
     stop_if_asked(run, models)
     dropped = ranks.all_gather_list(dropped_here)
     n_dialogues = len(profiles) * group_size
-    counts = run.log_dropped(kind, step, dropped, n_dialogues, partial(save, run, models))
-    all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
-    return episodes, sorted(all_episodes, key=attrgetter("number")), counts
+    run.log_dropped(kind, step, dropped, n_dialogues, partial(save, run, models))
+    seconds["rollout" if training else "evaluate"] += time.perf_counter() - start
+    if training:
+        seconds["simulator"] += clock.simulator - simulator_before
+    return episodes
+
+
+def rollout_of(simulator, models, cfg, kind, step, groups, group_size, **more):
+    """The `rollout` (a coroutine) of a training step or an evaluation, with the Agents and rules of
+    a run. groups, group_size, more: of `rollout`.
+
+    Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
+    draws depend neither on a resume nor on the number of ranks."""
+    models.engine.forget()
+    if not cfg.toy:
+        return_freed_memory()
+    return rollout(
+        simulator,
+        groups,
+        group_size,
+        partial(make_agent, models, cfg, kind, step),
+        replace(TRAINING, max_turns=cfg.max_turns, own_first_line=kind == "evaluation"),
+        name=f"{kind} {step}",
+        **more,
+    )
 
 
 def make_agent(models, cfg, kind, step, number):
@@ -250,6 +271,12 @@ def make_agent(models, cfg, kind, step, number):
     )
 
 
+def of_all_ranks(episodes):
+    """The episodes of all ranks, in the order of their numbers, without tokens."""
+    all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
+    return sorted(all_episodes, key=attrgetter("number"))
+
+
 def stop_if_asked(run, models):
     """Has one of the ranks got a signal? Then the last whole step is saved, and all raise Stopped.
     The ranks agree on it behind dialogues alone, which a signal has cut short: at any other place
@@ -260,9 +287,9 @@ def stop_if_asked(run, models):
         raise errors.Stopped(number)
 
 
-def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
-    """The line of metrics.jsonl for a training step. profiles: of its groups; counts: from
-    `hold_dialogues`; metrics: from the update."""
+def row_of_step(run, models, profiles, episodes, all_episodes, metrics):
+    """The line of metrics.jsonl for a training step. profiles: of its groups; metrics: from the
+    update."""
     cfg, state = run.cfg, run.state
     needs = [*map(named_need, profiles)]
     batch = batch_metrics(all_episodes, needs, cfg, state.setdefault("failed", {}))
@@ -270,7 +297,7 @@ def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
     return {
         "step": state["step"],
         **batch,
-        **counts,
+        **run.dropped,
         "cut": sum(e.cut for e in all_episodes) / replies,
         "reply_tokens": metrics["tokens_trained"] / replies,
         **metrics,
@@ -279,11 +306,18 @@ def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
         # the training users' emotion minus the last score of the held-out users
         "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
         "tokens_sampled": sum(ranks.all_gather_list([tokens_sampled(e.segments) for e in episodes]))
-        + counts["tokens_dropped"],
+        + run.dropped["tokens_dropped"],
     }
 
 
 # --------------------------------------------------------------------------------------------- main
+
+
+def log_of_calls(cfg, out, name="calls"):
+    """The log of this rank's calls to the user's model, in the run's directory. Where the user is a
+    script, it has no file."""
+    name += f"-{ranks.rank()}" if ranks.rank() else ""
+    return CallLog(out / f"{name}.jsonl" if cfg.reader or cfg.simulator not in SCRIPTED else None)
 
 
 def draw_report(run):
@@ -309,7 +343,7 @@ def main(argv=None):
         ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(flags) != "toy")
         cfg, out, finished = ranks.broadcast(settings.open_run, flags)
         if not finished:
-            run = rundir.RunDir(out, cfg, ranks.rank())
+            run = rundir.RunDir(out, cfg, log_of_calls(cfg, out), ranks.rank())
             train(run)
             ranks.broadcast(run.finish)
             draw_report(run)

@@ -157,7 +157,7 @@ def make_models(place, rank, keep=False, tokens=TOKENS):
         }
     )
     runner = asyncio.Runner()
-    models = Models(cfg, None, None, None, runner)
+    models = Models(cfg, rlver.start_of(cfg), None, None, None, runner)
     models.gap_limits, models.ratio_limit = None, 1e9  # the dialogues are made up
     return models, runner
 

@@ -2,7 +2,7 @@
 
     python benchmarks/trl.py             a table (half an hour)
 
-The same toy policy, users, dialogues (`rlver.rollout`), batch, groups, optimizer steps and learning
+The same toy policy, users, dialogues (`rlver.rollout_of`), batch, groups, optimizer steps and learning
 rates, direct mode. Each side is a process, TRL's with a Python of its own. They take turns, a cycle
 (rollout and update) each, so that other load on the machine affects all of them. Evaluation and
 checkpoints are not counted. TRL's settings are the fastest found on a CPU: fp32, no recomputed
@@ -24,22 +24,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Without the directory of this file, in which `import trl` would import this file.
 sys.path[:] = [str(ROOT), *(place for place in sys.path if Path(place) != ROOT / "benchmarks")]
+from support.calls import CallLog
 from support.metrics import summarise
 from support.rundir import RunDir
 from support.settings import resolve_settings
-
-from dataclasses import replace
 
 import numpy as np
 from transformers import TrainerCallback
 
 from benchmarks.speed import GenerateEngine
-from emotion import TRAINING
 from models import Models
 from people import profiles_of_step, users_of_run
 from players import simulator_of_run
-from rlver import train
-from rollout import SEEDS, Agent, rollout
+from rlver import rollout_of, start_of, train
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
 SETTINGS = {"algo": "grpo", "eval_every": 5}  # of both, with the usual seed and number of steps
@@ -56,7 +53,7 @@ class TimedRun(RunDir):
     behind it."""
 
     def __init__(self, path, cfg, cycles):
-        super().__init__(path, cfg)
+        super().__init__(path, cfg, CallLog())
         self.cycles, self.sampling, self.cycle = cycles, 0.0, cycles.take()
 
     def log_step(self, episodes, row):
@@ -83,27 +80,16 @@ def train_with_trl(run, cycles):
     from torch.optim.lr_scheduler import LambdaLR
 
     cfg = run.cfg
-    simulator = simulator_of_run(cfg, run.calls, run.clock)
+    simulator = simulator_of_run(cfg, None, None)
     training, heldout = users_of_run(cfg.profiles, cfg.eval_size)
-    m = Models(cfg, None, run.start_file, run.clock, run.runner)
+    m = Models(cfg, start_of(cfg), None, run.start_file, None, run.runner)
     users = cfg.batch_size // cfg.group_size
     torch_engine = m.engine
     sampler = GenerateEngine(m.policy.model, m.chat.stop_id, m.tokenizer.pad_token_id or 0)
 
     def hold_dialogues(profiles, group_size, kind, step):
-        def make_agent(number):
-            seed = [cfg.seed, SEEDS[kind], step, number]
-            limits = {"max_tokens": cfg.max_tokens, "context": m.context}
-            return Agent(m.engine, m.chat, think=cfg.think, seed=seed, **limits)
-
-        m.engine.forget()
-        dialogues = rollout(
-            simulator,
-            dict(enumerate(profiles)),
-            group_size,
-            make_agent,
-            replace(TRAINING, max_turns=cfg.max_turns, own_first_line=kind == "evaluation"),
-        )
+        groups = dict(enumerate(profiles))
+        dialogues = rollout_of(simulator, m, cfg, kind, step, groups, group_size)
         return run.runner.run(dialogues)[0]
 
     def end_cycle(step, sampling=0.0):
@@ -200,7 +186,7 @@ def one_side(side):
     with tempfile.TemporaryDirectory() as place:
         cycles = Cycles(out)
         if side == "TRL":
-            return train_with_trl(RunDir(Path(place), cfg), cycles)
+            return train_with_trl(RunDir(Path(place), cfg, None), cycles)
         train(TimedRun(Path(place), cfg, cycles))
 
 

@@ -10,9 +10,6 @@ gets a function that writes them.
 """
 
 from support import STARTED
-from support.calls import CallLog
-from support.clock import Clock
-from support.command_line import SCRIPTED
 from support.errors import MAX_LOST, BadInput, TooManyLost, harmless
 from support.files import (
     append_line,
@@ -62,26 +59,22 @@ class RunDir:
 
     path, cfg      the directory; Settings
     runner         the asyncio.Runner in which all dialogues are held
-    clock, calls   the seconds in which only the user's model is at work; the log of its calls
+    calls          the log of this rank's calls to the user's model
     state          what a checkpoint keeps of the run (`restore`), from there on
     saved_step     the step of the newest checkpoint, likewise
     heldout        the profiles of the held-out users, likewise
+    dropped        what the last `log_dropped` has counted
     rows           the lines of metrics, from `restore` on
     start_time     when the run would have begun without interruptions, from `restore` on
     stop           the StopSignal
     start_file     holds a few dialogues of the starting policy, to measure the KL from it
     """
 
-    def __init__(self, path, cfg, rank=0):
-        self.path, self.cfg = Path(path), cfg
+    def __init__(self, path, cfg, calls, rank=0):
+        self.path, self.cfg, self.calls = Path(path), cfg, calls
         self.first = rank == 0
         self.start_file = self.path / "start.pt"
         self.runner = asyncio.Runner()
-        self.clock = Clock()
-        name = f"calls-{rank}.jsonl" if rank else "calls.jsonl"
-        self.calls = CallLog(
-            self.path / name if cfg.reader or cfg.simulator not in SCRIPTED else None
-        )
         self.stop = StopSignal(prints=self.first)
         self.held_lock = None  # of files.lock; None: not locked yet
         self.keeps_old = False  # was it told that an old checkpoint cannot be removed?
@@ -216,7 +209,7 @@ class RunDir:
 
     def log_dropped(self, kind, step, rows, n_dialogues, save):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
-        Returns {"dropped": their number, "unreadable": how many of them had unreadable answers of
+        Keeps, as `dropped`, {"dropped": their number, "unreadable": how many of them had unreadable answers of
         the user, "tokens_dropped": the tokens that were sampled for them}. Raises TooManyLost if
         they are more than a fifth of `n_dialogues`, after save(), which writes a checkpoint."""
         too_many = len(rows) > MAX_LOST * n_dialogues
@@ -231,7 +224,7 @@ class RunDir:
                 f"{len(rows)} of {n_dialogues} dialogues are lost, the first because of: "
                 f"{rows[0]['reason']} (dropped.jsonl holds what was said in them)"
             )
-        return {
+        self.dropped = {
             "dropped": len(rows),
             "unreadable": sum(row["unreadable"] for row in rows),
             "tokens_dropped": sum(row["tokens"] for row in rows),

@@ -12,8 +12,7 @@ with --ask; its answers are kept in RUN/lens-calls.jsonl, so that a second page 
 
 from support import user_check
 from support.calls import CallLog
-from support.clock import Clock
-from support.command_line import SCRIPTED, Parser, natural, positive, refuse_nesting, split_name
+from support.command_line import Parser, natural, positive, refuse_nesting, split_name
 from support.errors import MAX_LOST, BadInput, SimulatorFailed, TooManyLost
 from support.files import append_line, lock, read_jsonl, write_file
 from support.loading import load_model
@@ -25,24 +24,19 @@ from support.settings import Settings
 import asyncio
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
-from emotion import TRAINING
 from engine import TorchEngine
 from models import Models
 from people import kept_heldout, profiles_of_step, users_of_run
 from players import simulator_of_run
-from policy import split_batch
-from ppo import log_probs_of, place_rewards, policy_loss
-from rlver import UPDATES, make_agent
-from rollout import rollout
+from ppo import log_probs_of, place_rewards
+from rlver import log_of_calls, make_agent, one_step, rollout_of, start_of
 from tools.replay import heard_by_all, one_of_each_need
-from toy import world
 
 TEMPLATE = Path(__file__).with_name("lens.html.j2")
 
@@ -77,17 +71,16 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     """Make step `number` again. Returns its settings, people, models (after the update, but the
     engine has the weights before it), simulator, the dialogues of the run's evaluations, its
     difference from the run's log, and its groups, {number: [(Episode, {name: [N] tensor}, see
-    `update`)]}. Raises BadInput, or TooManyLost if more than a fifth of the dialogues need a
+    `seen_tokens`)]}. Raises BadInput, or TooManyLost if more than a fifth of the dialogues need a
     question."""
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     heldout = kept_heldout(out, heldout)
     evaluated = held_out_dialogues(out)
-    costs = cfg.reader or cfg.simulator not in SCRIPTED
-    calls, clock = CallLog(out / "lens-calls.jsonl" if ask and costs else None), Clock()
+    calls = log_of_calls(cfg, out, "lens-calls") if ask else CallLog()
     for path in out.glob("*calls*.jsonl"):
         calls.read(path)
-    simulator = simulator_of_run(cfg, calls, clock, find=None if ask else silent)
-    if ask and costs:
+    simulator = simulator_of_run(cfg, calls, None, find=None if ask else silent)
+    if calls.path:
         rows = read_jsonl(calls.path) if calls.path.exists() else []
         findings = [row["findings"] for _, row, _ in rows if row and "findings" in row]
         if findings:  # of an earlier page: the check is not asked again
@@ -96,20 +89,23 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
             append_line(calls.path, {"findings": runner.run(user_check.check(simulator))})
     elif simulator.reader:
         runner.run(simulator.reader.set_scale())
-    models = Models(cfg, checkpoint, out / "start.pt", clock, runner)
+    models = Models(cfg, start_of(cfg), checkpoint, out / "start.pt", None, runner)
     profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, number)
 
-    # As in `rlver.train`, on one rank.
-    models.engine.forget()
-    rules, groups = replace(TRAINING, max_turns=cfg.max_turns), dict(enumerate(profiles))
-    agent = partial(make_agent, models, cfg, "training", number)
-    name = f"training {number}"
-    dialogues = rollout(simulator, groups, cfg.group_size, agent, rules, name=name)
-    episodes, dropped = runner.run(dialogues)
-    if len(dropped) > MAX_LOST * cfg.batch_size:
-        reason = dropped[0]["reason"]
-        raise TooManyLost(f"{len(dropped)} of {cfg.batch_size} dialogues are missing: {reason}")
-    tokens_of = update(models, episodes, cfg, number)
+    def hold(profiles):
+        groups = dict(enumerate(profiles))
+        dialogues = rollout_of(simulator, models, cfg, "training", number, groups, cfg.group_size)
+        episodes, dropped = runner.run(dialogues)
+        if len(dropped) > MAX_LOST * cfg.batch_size:
+            reason = dropped[0]["reason"]
+            raise TooManyLost(f"{len(dropped)} of {cfg.batch_size} dialogues are missing: {reason}")
+        return episodes
+
+    rows = []  # of each micro-batch what `observe` is told
+    episodes, _, _ = one_step(
+        models, cfg, number, profiles, hold, observe=lambda *row: rows.append(row)
+    )
+    tokens_of = seen_tokens(models, rows)
     groups = {}
     for episode in episodes:
         groups.setdefault(episode.group, []).append((episode, tokens_of[episode.number]))
@@ -117,38 +113,36 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     step.profiles, step.groups = profiles, groups
     step.heldout, step.evaluated = heldout, evaluated
     log = [row for _, row, _ in read_jsonl(out / "dialogues.jsonl") if row]
-    step.difference = compare(log, number, episodes, len(dropped))
+    step.difference = compare(log, number, episodes, cfg.batch_size - len(episodes))
     return step
 
 
-def update(models, episodes, cfg, step):
-    """Make the update. Returns {number of the dialogue: {name: [N] tensor}}, what it did with each
-    of the N tokens that the policy sampled there."""
-    # A row of a batch does not say whose it is, so its group is set to the number at first.
-    numbered = [replace(episode, group=episode.number) for episode in episodes]
-    sizes, seed = (cfg.batch_size, cfg.minibatches, cfg.tokens_per_gpu), f"{cfg.seed} {step}"
-    minibatches = split_batch(numbered, *sizes, seed, models.device, cfg.reward)
-    batches = sum(minibatches, [])
-    numbers = iter(torch.cat([batch.group for batch in batches]).tolist())
-    for batch in batches:
-        batch.group //= cfg.group_size
-    old = log_probs_of(models.policy, batches)
-    with torch.no_grad():
-        values = [models.critic(batch) for batch in batches] if models.critic else old
-    models.set_learning_rates(min(1.0, step / max(1, cfg.warmup)))
-    rows = []
-    UPDATES[cfg.algo](models, minibatches, cfg, observe=lambda *row: rows.append(row))
-    new = log_probs_of(models.policy, batches)
-    names = "before after move ratio engine entropy advantage clipped value turn reward".split()
+def seen_tokens(models, rows):
+    """{number of the dialogue: {name: [N] tensor}}, what the update did with each of the N tokens
+    that the policy sampled there. rows: what `ppo.optimize` told of each micro-batch; models: after
+    the step."""
     tokens_of = {}
-    for (batch, during, entropy, advantage), before, value, after in zip(rows, old, values, new):
-        mask, ratio = batch.action_mask, (during - before).exp()
-        _, clipped = policy_loss(during, before, advantage, mask, cfg.clip_eps)
-        columns = [before, after, after - before, ratio, batch.engine_log_probs, entropy, advantage]
-        columns += [clipped, value, batch.turn, place_rewards(batch.reward, batch.turn)]
-        for k, here in enumerate(mask):
-            tokens = [column[k][here].cpu() for column in columns]
-            tokens_of[next(numbers)] = dict(zip(names, tokens))
+    for batch, before, during, entropy, advantage, value, clipped in rows:
+        [after] = log_probs_of(models.policy, [batch])
+        columns = {
+            "before": before,
+            "after": after,
+            "move": after - before,
+            "ratio": (during - before).exp(),
+            "engine": batch.engine_log_probs,
+            "entropy": entropy,
+            "advantage": advantage,
+            "clipped": clipped,
+            "value": value,
+            "turn": batch.turn,
+            "reward": place_rewards(batch.reward, batch.turn),
+        }
+        for k, (number, mask) in enumerate(zip(batch.number.tolist(), batch.action_mask)):
+            tokens_of[number] = {
+                name: column[k][mask].cpu()
+                for name, column in columns.items()
+                if column is not None  # without a critic there are no values
+            }
     return tokens_of
 
 
@@ -183,7 +177,7 @@ def choose_group(groups, number):
 
 def explain(episode, tokens, group, cfg):
     """How a dialogue of a group got its advantages, in lines."""
-    value, reward, advantage = tokens["value"], tokens["reward"], tokens["advantage"]
+    advantage = tokens["advantage"]
     if cfg.algo == "grpo" and cfg.reward == "terminal":
         r, rewards = episode.reward, torch.tensor([other.reward for other, _ in group])
         if len(group) == 1:
@@ -202,7 +196,10 @@ def explain(episode, tokens, group, cfg):
             "rloo": f"{r:.2f} − {others:.4f} (of the others)",
         }
         return [f"{rule[cfg.advantage]} = {advantage[0]:+.3f}"]
-    lines, error = [], reward + cfg.gamma * torch.cat([value[1:], torch.zeros(1)]) - value
+    lines, reward = [], tokens["reward"]
+    if cfg.algo == "ppo":
+        value = tokens["value"]
+        error = reward + cfg.gamma * torch.cat([value[1:], torch.zeros(1)]) - value
     for k in tokens["turn"].unique().tolist():
         here = tokens["turn"] == k
         line = f"turn {k}: reward {reward[here].sum():+.2f}"
@@ -260,7 +257,7 @@ def look_around(step, runner):
     models, cfg = step.models, step.cfg
     chat, engine = models.chat, models.engine
     people = one_of_each_need(step.evaluated, step.heldout)
-    model, _ = load_model(world.POLICY / cfg.mode if cfg.toy else cfg.model)
+    model, _ = load_model(start_of(cfg))
     start = TorchEngine(model, chat.stop_ids, cfg.temperature, device=models.device)
     [(_, ids)] = runner.run(first_replies(step, engine, people[:1]))
     to_thoughts_end = (ids[:n] for n in range(len(ids)) if "</think>" in chat.decode(ids[:n]))

@@ -194,7 +194,7 @@ def test_a_gpu_before_ampere_computes_in_fp32(old, monkeypatch):
         monkeypatch.setattr(place, "load_model", load)
     cfg = Settings(model="x/y", lora_rank=4)
     for use in (
-        lambda: models.Models(cfg, None, None, None, None),
+        lambda: models.Models(cfg, None, None, None, None, None),
         lambda: local.load_engine("x/y", 1.0, "policy "),
         lambda: local.LocalReader("x/y", ["yes"]),
     ):

@@ -2,9 +2,10 @@
 goes on as if nothing had been; and what it prints."""
 
 from support import loading, report, rundir
+from support.calls import CallLog
 from support.errors import BadInput
 from support.files import read_json, write_json
-from support.settings import Settings, resolve_settings
+from support.settings import resolve_settings
 
 import errno
 import json
@@ -57,6 +58,11 @@ pytestmark = pytest.mark.usefixtures("moods")
 def out(half, tmp_path):
     """The directory of a run of two steps, to go on with."""
     return shutil.copytree(half, tmp_path / "out")
+
+
+def run_in(path, **flags):
+    """The RunDir of a run of the toy, whose calls are not logged."""
+    return rundir.RunDir(path, resolve_settings(flags), CallLog())
 
 
 # ---------------------------------------------------------------------------------- what a run leaves
@@ -143,7 +149,7 @@ def test_the_seconds_of_a_run_are_those_of_its_steps(whole, tmp_path):
     of_steps = sum(row["seconds"] for row in rows(whole("grpo") / "metrics.jsonl"))
     assert seconds["rollout"] + seconds["update"] == pytest.approx(of_steps)
     assert seconds["simulator"] <= seconds["rollout"] and seconds["evaluate"] <= seconds["total"]
-    run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
+    run = run_in(tmp_path / "out")
     run.restore(None, [], {})
     run.close()
     assert run.state["seconds"] == dict.fromkeys(seconds, 0)
@@ -306,7 +312,7 @@ def killed(out, work, patch=()):
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         return
     try:
-        run = rundir.RunDir(out, resolve_settings({}))
+        run = run_in(out)
         run.take_lock()
         run.start_time, newest = 0, run.open()
         run.state = newest and rundir.state_of(newest) | {"step": 3}
@@ -374,7 +380,7 @@ def test_what_a_killed_run_leaves_is_removed(work, patch, out):
 def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
     """A checkpoint may reach the disk before the log does. To cut a file to more than its length
     writes a hole into it that no JSON reader passes; a line behind half a line is lost."""
-    run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
+    run = run_in(tmp_path / "out")
     run.restore(None, [], {})
     log, line = tmp_path / "out" / "metrics.jsonl", b'{"step": 1}\n'
     checkpoint = tmp_path / "out" / "checkpoint-000001"
@@ -390,7 +396,7 @@ def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
 def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsys):
     """Two flat steps before a resume and one after it were no warning, but summary.json had it;
     and what was said before was said again."""
-    run = rundir.RunDir(tmp_path / "out", resolve_settings({}))
+    run = run_in(tmp_path / "out")
     run.restore(None, [], {})
     for step in (1, 2):
         sampled = {"tokens_trained": 9, "tokens_sampled": 8, "tokens_dropped": 0}
@@ -399,7 +405,7 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
     run.state["step"] = 2
     run.save(lambda path, state: write_json(path / "state.json", state))
     run.close()
-    again = rundir.RunDir(tmp_path / "out", resolve_settings({}))
+    again = run_in(tmp_path / "out")
     again.restore(again.open(), [], {})
     again.log_step([], {"step": 3, "zero_std_groups": 1})
     again.close()
@@ -439,7 +445,7 @@ def test_a_run_that_is_over_or_still_going_is_left_alone(out, capfd):
     before = files(out)
     told = output_of(capfd, 0, rlver.main, "--resume", out)
     assert "is finished" in told and "--steps N, N the total" in told
-    running = rundir.RunDir(out, Settings(**read_json(out / "config.json")))
+    running = run_in(out)
     running.take_lock()
     told = output_of(capfd, 2, rlver.main, "--resume", out, "--steps", 3)
     assert "another process is at work there" in told
@@ -451,7 +457,7 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
     """Neither finds a directory when it looks. The second one's config.json would replace the
     first one's, and its empty logs the lines that the first has written."""
     out = tmp_path / "out"
-    first, second = (rundir.RunDir(out, resolve_settings({"seed": seed})) for seed in (0, 1))
+    first, second = (run_in(out, seed=seed) for seed in (0, 1))
     second.take_lock()
     first.try_to_save(lambda path, state: path.mkdir(), 1)
     first.restore(None, [], {})
@@ -596,7 +602,7 @@ def test_a_checkpoint_that_was_copied_in_part_is_one_line(harm, told, out, capfd
 
 def test_a_state_that_is_missing_shows_before_a_server_is_asked(out):
     (out / "checkpoint-000002" / "state.json").unlink()
-    run = rundir.RunDir(out, resolve_settings({}))
+    run = run_in(out)
     with pytest.raises(BadInput, match="state.json: missing"):
         run.open()
     run.close()
@@ -693,7 +699,7 @@ def test_a_disk_with_little_room_is_one_warning(
         flags = "--model", tiny_dir, *SMALL, *ALGO[name], "--steps", 0
         told = output_of(capfd, 0, rlver.main, *flags, "--out", tmp_path / str(n))
         assert told.count("GB left, and checkpoints need") == warnings
-    run = rundir.RunDir(whole(name), resolve_settings({}))
+    run = run_in(whole(name))
     monkeypatch.setattr(run, "tell", lambda text: pytest.fail(text))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
     run.try_to_save(lambda path, state: path.mkdir(), 1)
