@@ -10,7 +10,7 @@ when its weights are not in memory.
 from support.answers import load_prompt
 from support.chat_format import ChatFormat
 from support.errors import CannotWrite, SelfCheckFailed, naming
-from support.files import write_json, write_whole
+from support.files import write_whole
 from support.loading import (
     best_device,
     best_dtype,
@@ -220,8 +220,8 @@ class Models:
     # --------------------------------------------------------------------------------- to a file
 
     def gather(self):
-        """Gather what a checkpoint holds. Returns write(directory, state), which writes it. Any
-        number of ranks can go on from it. In trainer.pt:
+        """Gather what a checkpoint holds of the models. Returns write(directory), which writes it.
+        Any number of ranks can go on from it. In trainer.pt:
 
             optimizer, critic_optimizer   {name of the parameter: Adam's moments} (`optimizer_state`)
             critic                        {name: tensor}, whole and in fp32
@@ -254,35 +254,24 @@ class Models:
 
         return partial(self.write, weights=weights, tensors=tensors)
 
-    def write(self, directory, state, weights, tensors):
-        """Write a checkpoint, on one rank. All its files:
+    def write(self, directory, weights, tensors):
+        """Write what a checkpoint holds of the models, on one rank (RunDir.save adds the rest):
 
             config.json, model.safetensors ...    a plain model and its tokenizer, which any program
                                                   loads: the policy, its adapters merged
             trainer.pt    both optimizers' moments; the critic, or the adapters in fp32
             adapter/      the policy's adapters, as the package peft writes them
-            rlver.json    the settings, so that a copy in another place says what it is
-            state.json    the state of the run (RunDir.restore)
 
-        (RunDir.save renames the directory when all of them are there. What does not change is
-        beside it: config.json, heldout.json, start.pt.) weights: of the policy, {name: tensor};
-        tensors: what trainer.pt holds. Raises CannotWrite."""
+        weights: of the policy, {name: tensor}; tensors: what trainer.pt holds. Raises CannotWrite."""
         write_model(directory, self.policy.model, weights, self.tokenizer)
         torch.save(tensors, directory / "trainer.pt")
         if self.cfg.lora_rank:
             self.policy.write_peft(directory / "adapter", tensors["adapters"], self.cfg)
-        self.write_state(directory, state)
 
-    def write_state(self, directory, state):
-        """Write what is no tensor. FIRST_CHECKPOINT holds only this: nobody has changed the weights,
-        and those of a 7B would take minutes and 30 GB."""
-        write_json(directory / "rlver.json", vars(self.cfg))
-        write_json(directory / "state.json", state)
-
-    def write_trial(self, directory, state):
+    def write_trial(self, directory):
         """`write` one small tensor and read the rest back as a resume will: to see whether a
         checkpoint can be written, and is the same model's. Raises CannotWrite."""
-        self.write(directory, state, {"small": torch.zeros(1)}, {"adapters": {}})
+        self.write(directory, {"small": torch.zeros(1)}, {"adapters": {}})
         load_tensors(directory / "trainer.pt")
         chat = copy.copy(self.chat)
         chat.tokenizer = load_tokenizer(directory)

@@ -156,12 +156,14 @@ def draw_heldout(people, most):
 
 
 def held_out_of_run(out, settings):
-    """The held-out users of the run in `out`, which has these `settings`. They are kept in its
-    heldout.json; an earlier version wrote only their ids, then the files of --profiles must still
-    have these people. Raises BadInput."""
-    kept, paths = read_json(out / "heldout.json"), settings["profiles"]
-    if not paths or "ids" not in kept:  # the toy's; or a copy of a checkpoint, without its run
+    """The held-out users of the run in `out`, which has these `settings` (of a checkpoint those of
+    its rlver.json). They are kept there, or in heldout.json. An earlier version wrote only their
+    ids: then the files of --profiles must still have these people. Raises BadInput."""
+    kept, paths = settings.get("heldout") or read_json(out / "heldout.json"), settings["profiles"]
+    if not paths or (len(paths) > 1 and not kept):  # a copy of a checkpoint of an earlier version
         return users_of_run(paths, settings["eval_size"])[1]
+    if not kept:
+        raise BadInput(f"{out}: heldout.json is missing: whom did it hold out? Name --profiles")
     if "profiles" in kept:
         return [Profile(**row) for row in kept["profiles"]]
     people = {user.id: user for path in paths for user in load_profiles(path)}

@@ -202,7 +202,7 @@ def save(run, models):
     """Write a checkpoint of the last whole step, unless it has one. All ranks gather, the first one
     writes."""
     if run.saved_step < run.state["step"]:
-        ranks.broadcast(run.save, models.gather() if run.state["step"] else models.write_state)
+        ranks.broadcast(run.save, models.gather() if run.state["step"] else None)
         run.saved_step = run.state["step"]
         if run.saved_step > 0:
             draw_report(run)

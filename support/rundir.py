@@ -30,7 +30,6 @@ import itertools
 import os
 import shutil
 import time
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -143,8 +142,7 @@ class RunDir:
             write_json(self.path / "config.json", vars(self.cfg))
             (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
             # an evaluation reads from it which users the run was not trained on
-            ids, rows = [profile.id for profile in heldout], list(map(vars, heldout))
-            write_json(self.path / "heldout.json", {"ids": ids, "profiles": rows})
+            write_json(self.path / "heldout.json", rows_of(heldout))
         self.rows = metrics_of(self.path)
 
     def finish(self):
@@ -237,18 +235,30 @@ class RunDir:
 
     # ---- checkpoints
 
-    def save(self, write):
+    def save(self, write_models):
         """Write a checkpoint of the last whole step. Then remove all but the newest two of those
-        that this run wrote.
+        that this run wrote. Beside what write_models(directory) writes (Models.gather), it holds
 
-        write(directory, state): a function that writes all its files (Models.gather returns it).
-        Raises CannotWrite."""
+            rlver.json    the settings, and who is held out of --profiles: a copy says what it is
+            state.json    the state of the run (`restore`)
+
+        FIRST_CHECKPOINT holds only these (write_models: None): nobody has changed the weights, and
+        those of a 7B would take minutes and 30 GB. What does not change is beside it: config.json,
+        heldout.json, start.pt. Raises CannotWrite."""
         state = self.state
         state["seconds"]["total"] = time.perf_counter() - self.start_time
         name = f"checkpoint-{state['step']:06d}"
         state["log_bytes"] = {log: size_of(self.path / log) for log in state["log_bytes"]}
         state["checkpoints"].append(name)
-        write_whole(self.path / name, partial(write, state=state))
+
+        def write(directory):
+            if write_models:
+                write_models(directory)
+            of_files = {"heldout": rows_of(self.heldout)} if self.cfg.profiles else {}
+            write_json(directory / "rlver.json", vars(self.cfg) | of_files)
+            write_json(directory / "state.json", state)
+
+        write_whole(self.path / name, write)
         # It is forgotten behind the write: after a kill the next save removes it.
         while len(state["checkpoints"]) > 2:
             old = state["checkpoints"].pop(0)
@@ -258,15 +268,15 @@ class RunDir:
                 self.keeps_old = True
                 self.tell(f"warning: an old checkpoint was not removed: {self.path / old}")
 
-    def try_to_save(self, write, size):
+    def try_to_save(self, write_trial, size):
         """Write and remove a trial checkpoint, and warn if the disk has no room for three of `size`
         bytes: two are kept while the next one is written. So a failure to save shows before
         anything is paid for. The directory is made and locked, if it is new: another run may have
-        begun there. write: as in `save`. Raises CannotWrite, or BadInput as `take_lock`."""
+        begun there. write_trial: as write_models of `save`. Raises CannotWrite, or BadInput as `take_lock`."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.take_lock()
         trial = self.path / f".trial-{time.time_ns()}"  # what an earlier one left may be there
-        write_whole(trial, partial(write, state={}))
+        write_whole(trial, write_trial)
         shutil.rmtree(trial, ignore_errors=True)
         free = shutil.disk_usage(self.path).free
         needed = size * (3 - len(checkpoints(self.path)[-2:]))
@@ -278,6 +288,12 @@ class RunDir:
 
 
 # -------------------------------------------------------------------------------------- checkpoints
+
+
+def rows_of(profiles):
+    """What files keep of the held-out users."""
+    return {"ids": [one.id for one in profiles], "profiles": [vars(one) for one in profiles]}
+
 
 # The checkpoint of a step is a directory with its number in six digits, whose state.json names that
 # step. A directory with another name, such as a copy, is neither read nor removed.

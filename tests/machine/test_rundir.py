@@ -326,15 +326,14 @@ def die(*args, **more):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def write_half(path, state):
+def write_half(path):
     path.mkdir()
     (path / "model.safetensors").touch()
     die()
 
 
-def write_all(path, state):
+def write_all(path):
     shutil.copytree(path.with_name("checkpoint-000002"), path)
-    write_json(path / "state.json", state)
 
 
 def test_a_start_that_was_killed_in_its_trial_is_given_again(tiny_dir, tmp_path):
@@ -403,7 +402,7 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
         run.log_step([], {"step": step, "zero_std_groups": 1, **sampled})
     assert "step 1: more tokens are trained" in capsys.readouterr().out
     run.state["step"] = 2
-    run.save(lambda path, state: write_json(path / "state.json", state))
+    run.save(None)
     run.close()
     again = run_in(tmp_path / "out")
     again.restore(again.open(), [], {})
@@ -459,12 +458,12 @@ def test_of_two_runs_that_begin_at_once_the_first_is_left_alone(tmp_path):
     out = tmp_path / "out"
     first, second = (run_in(out, seed=seed) for seed in (0, 1))
     second.take_lock()
-    first.try_to_save(lambda path, state: path.mkdir(), 1)
+    first.try_to_save(lambda path: path.mkdir(), 1)
     first.restore(None, [], {})
     first.append("metrics.jsonl", {"step": 1})
     before = files(out)
     with pytest.raises(BadInput, match="another process"):
-        second.try_to_save(lambda path, state: path.mkdir(), 1)
+        second.try_to_save(lambda path: path.mkdir(), 1)
     assert files(out) == before
 
 
@@ -702,7 +701,7 @@ def test_a_disk_with_little_room_is_one_warning(
     run = run_in(whole(name))
     monkeypatch.setattr(run, "tell", lambda text: pytest.fail(text))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1))
-    run.try_to_save(lambda path, state: path.mkdir(), 1)
+    run.try_to_save(lambda path: path.mkdir(), 1)
     run.close()
 
 

@@ -182,6 +182,11 @@ def test_a_run_warns_of_what_was_edited(prompts, tiny_dir, tmp_path, capfd):
     out = tmp_path / "r.jsonl"
     assert measure("--policy", run, *SHORT, "--out", out) == 0
     assert {row["player"] for row in rows(out)} == {row["player"] for row in PEOPLE[4:]}
+    # a copy of a checkpoint knows them, too, where its run and the files of people are not
+    copy, out = shutil.copytree(run / "checkpoint-000006", tmp_path / "copy"), tmp_path / "c.jsonl"
+    train_path.unlink(), test_path.unlink()
+    assert measure("--policy", copy, *SHORT, "--out", out) == 0
+    assert {row["player"] for row in rows(out)} == {row["player"] for row in PEOPLE[4:]}
 
 
 @pytest.mark.slow
@@ -201,6 +206,8 @@ def test_a_run_that_kept_only_ids(tiny_dir, tmp_path, capfd):
     assert "the profiles have changed since the run began" in told
     write(path, *world.profiles("train", 7))
     assert "toy-train-0007" in refuse(capfd, *flags, main=evaluate.main)
+    (run / "heldout.json").unlink()
+    assert "heldout.json is missing" in refuse(capfd, *flags, main=evaluate.main)
 
 
 def test_what_sets_a_readers_scale_decides(taught, prompts, tmp_path, monkeypatch):
