@@ -27,7 +27,7 @@ from players import check_playable, digests_of_texts, local_models, make_simulat
 from rollout import Agent, read_reply
 from toy import world
 
-# ------------------------------------------------------------------------- who decides about a setting
+# --------------------------------------------------------------------- who decides about a setting
 
 
 @dataclass
@@ -51,7 +51,8 @@ class TalkSettings:
 def settings_of_talk(flags, run, is_toy=False):
     """The TalkSettings by these flags and by the settings of the run that made the policy, {} if
     none did. In each line: its name there, who decides first, who next, and what holds else. All
-    other settings are those of the flags, whatever the run had. (choose_users: who the users are.)"""
+    other settings are those of the flags, whatever the run had. (Its users: `choose_users`.)
+    """
     flags = {name: value for name, value in flags.items() if value}  # those that were given
     return TalkSettings(
         # A policy replies as it was trained: a flag sets only what no run sets, but for the length.
@@ -72,8 +73,8 @@ def settings_of_talk(flags, run, is_toy=False):
 
 
 def decide(name, *sources):
-    """What the first of these dicts with this name has there. The last source is the value that holds
-    if none has it."""
+    """What the first of these dicts with this name has there; the last of `sources` is the value if
+    none has it."""
     *sources, usual = sources
     return ChainMap(*sources).get(name, usual)
 

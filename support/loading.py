@@ -67,7 +67,7 @@ def load_tensors(path):
 
 
 def switch_off_dropout(model):
-    """Set dropout to 0, in the configuration and in the layers, which copied the numbers from there.
+    """Set dropout to 0, in the configuration and in the layers, which copied it from there.
     `eval()` would switch it off, but gradient checkpointing needs train mode. With dropout the same
     tokens would get other log-probs on every pass, and the first ratio would not be 1. And let the
     padding's row have a gradient: it may be the stop token's."""
@@ -137,7 +137,7 @@ def read_by(kind, directory, **options):
         raise
 
 
-# --------------------------------------------------------- what refuses a model: each raises BadModel
+# ------------------------------------------------------- what refuses a model: each raises BadModel
 
 # The files of a model that are read: in each line those of the first pattern that fits any.
 WHAT_IS_READ = (
@@ -176,7 +176,7 @@ def refuse_quantized(directory):
 
 
 def refuse_misfits(problems):
-    """Refuse weights that are not those of the configuration: transformers makes up at random what is
+    """Refuse weights that do not fit the configuration: transformers makes up at random what is
     missing, and leaves out what it does not know: the head of a reward model, layers or biases that
     config.json does not have. problems: its loading_info."""
     for problem, names in problems.items():
@@ -196,7 +196,7 @@ def check_model(model, tokenizer):
 
 
 def refuse_unknown_ids(model, tokenizer):
-    """Refuse a tokenizer with ids that the embedding does not have. (More rows than ids are usual.)"""
+    """Refuse a tokenizer with ids that the embedding does not have (more rows are usual)."""
     last = max(tokenizer.get_vocab().values())
     rows = len(model.get_input_embeddings().weight)
     if last >= rows:
@@ -219,16 +219,16 @@ def refuse_windows(config):
 
 
 def refuse_damage(model):
-    """Refuse weights that a stopped copy has not written: they may be zeros, and a half-written number
-    may be NaN, for which each comparison is false. (The weights of a norm may be equal.)"""
+    """Refuse weights that a stopped copy has not written: they may be zeros, and a half-written
+    number may be NaN, for which each comparison is false. (The weights of a norm may be equal.)"""
     for name, weight in model.named_parameters():
         if weight.dim() > 1 and not weight.max() > weight.min():
             raise BadModel(f"{name} is damaged: NaN, or everywhere the same number")
 
 
 def refuse_other_logits(model, context):
-    """Refuse logits that are not those of the output layer, which `Policy.forward` takes as they are,
-    or whose row depends on its neighbours, such as one that ends at the last position of `context`.
+    """Refuse logits that are not those of the output layer, which `Policy.forward` takes as they
+    are, or that depend on the row's neighbours, such as one that ends at the last of `context`.
     (Both passes have the same shape, so even in bf16 only the positions can make a difference.)"""
     ids = torch.arange(16).repeat(2, 1)
     positions = torch.stack([ids[0], ids[0] + context - 16])
@@ -244,7 +244,7 @@ def refuse_other_logits(model, context):
         )
 
 
-# ------------------------------------------------------------------------- what writes, and the rest
+# ------------------------------------------------------------------------ what writes, and the rest
 
 
 def write_model(directory, model, weights, tokenizer):
