@@ -12,11 +12,13 @@ Scores can be compared only within one simulator: with another model behind the 
 the same dialogues shift by 20 points (SAGE appendix B).
 
 From top to bottom: the benchmark; where its results go; the scores of a file, and two files
-compared; what the flags ask for. policy_and_users.py loads the policy and its users,
+compared; what the flags ask for. players/policies.py loads the policy and its users,
 support/results.py has the lines of result files.
 """
 
-from support import files, user_check
+from players.check import check
+from players.policies import add_flags_of_talk, load_both_sides, newest_run
+from support import files
 from support.command_line import Parser, print_folded, refuse_nesting
 from support.errors import MAX_LOST, BadInput, TooManyLost
 from support.metrics import score_summary, scores_by, signs, signs_in_words
@@ -45,7 +47,6 @@ import numpy as np
 from tqdm import tqdm
 
 from emotion import BENCHMARK
-from policy_and_users import add_flags_of_talk, load_both_sides, newest_run
 from rollout import SEEDS, rollout
 from simulator import EMOTION_SCHEMA
 
@@ -60,7 +61,7 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
     # numbers that an uninterrupted one would have drawn.
     todo = {n: user for n, user in enumerate(users) if user.id not in finished_ids}
     if todo:
-        await user_check.check(simulator)
+        await check(simulator)
     with tqdm(total=len(todo), desc="benchmark", unit="dialogue") as bar:
         _, drops = await rollout(
             simulator,

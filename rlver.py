@@ -16,12 +16,15 @@ printing and pictures are in support/; a first reading can skip them.
 """
 
 # support comes first: it sets up what must be set up before torch is imported
-from support import errors, ranks, report, rundir, settings, user_check
-from support.calls import CallLog
+from models.build import Models
+from models.loading import return_freed_memory
+from players.calls import CallLog
+from players.check import check, learn
+from players.users import check_playable, digests_of_texts, simulator_of_run
+from support import errors, ranks, report, rundir, settings
 from support.clock import Clock
 from support.command_line import SCRIPTED, refuse_nesting, split_name
 from support.files import digest
-from support.loading import return_freed_memory
 from support.metrics import batch_metrics, summarise
 from support.needs import hidden_need, named_need
 from support.report import dialogue_text, print_head, print_summary, progress
@@ -38,9 +41,7 @@ from tqdm import tqdm
 
 from emotion import TRAINING
 from grpo import check_groups, grpo_update
-from models import Models
 from people import kept_heldout, profiles_of_step, users_of_run
-from players import check_playable, digests_of_texts, simulator_of_run
 from policy import split_batch
 from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout, tokens_sampled
@@ -144,8 +145,8 @@ def set_up(run):
         name = cfg.reader or split_name(cfg.simulator)[1]
         run.tell(f"first some questions to {name}, the user's model")
         # the first rank finds out what the server takes, and tells the others
-        found = ranks.broadcast(lambda: run.runner.run(user_check.check(simulator)))
-        user_check.learn(simulator, found)
+        found = ranks.broadcast(lambda: run.runner.run(check(simulator)))
+        learn(simulator, found)
     models = Models(cfg, start_of(cfg), checkpoint, run.start_file, clock, run.runner)
     ranks.broadcast(run.try_to_save, models.write_trial, models.checkpoint_bytes())
     run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": people})

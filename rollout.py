@@ -173,7 +173,7 @@ class Agent:
     """The policy's side of one dialogue: `reply` answers a line of the user and keeps the tokens.
 
     engine      samples: generate(ids, max_tokens, rng, key) returns (sampled ids, log-probs)
-    chat        a ChatFormat (support/chat_format.py): the model's chat template, cut into token ids
+    chat        a ChatFormat (models/chat_format.py): the model's chat template, cut into token ids
     think       whether every reply has to begin with a thought
     max_tokens  the longest reply in tokens, thought and stop token included
     context     the most tokens that the model can read at once, prompt and reply together

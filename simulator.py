@@ -16,7 +16,7 @@ answer for every model.
 The last emotion is the reward, so a policy may learn to forge it. support/answers.py says
 what keeps its words from setting the number, and the change is clamped to +-10.
 
-From top to bottom: the user; the model behind all users. (players.py chooses this model. The
+From top to bottom: the user; the model behind all users. (players/users.py chooses this model. The
 profiles, and the split into training and held-out users, are in people.py.)
 
 Reply to a user yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
@@ -142,10 +142,10 @@ class Simulator:
     """What all users share: what asks their model, the prompts, bounded attempts."""
 
     user_class = User
-    reader = None  # a Reader decides what a ReadUser feels (reader.py)
+    reader = None  # a Reader decides what a ReadUser feels (players/reader.py)
 
     def __init__(self, caller, lang="en", difficulty="vanilla", retries=8):
-        """caller: what asks the model, a Caller of support/calls.py. retries: how often a question
+        """caller: what asks the model, a Caller of players/calls.py. retries: how often a question
         is asked again if its answer cannot be read; then the dialogue is dropped. (The released
         code never stops.)"""
         self.caller = caller

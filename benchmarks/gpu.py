@@ -10,7 +10,7 @@ measured in its own process, with a run's own Models, engine and update, and pri
   * sampling: 64 prompts of 300 tokens, 64 replies of 100 tokens, the torch engine
   * update: one optimizer step on 16 rows of 1,024 tokens, 4 of 4,096, 2 of 8,192, each thought with
     its reply on a branch. MFU counts 6 N operations a token for a whole model and 4 N for adapters
-    (lora.py), of the policy and, with PPO, of the critic. It leaves out attention, what is computed
+    (models/lora.py), of the policy and, with PPO, of the critic. It leaves out attention, what is computed
     a second time in the backward pass, and passes without gradients. So the hardware does more
     operations than MFU counts, up to twice as many.
   * memory: the largest that torch had allocated
@@ -37,6 +37,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from models.build import Models
 from support.ranks import join_ranks
 from support.rundir import RunDir
 from support.settings import resolve_settings
@@ -46,7 +47,6 @@ import torch
 
 import rlver
 from grpo import grpo_update
-from models import Models
 from policy import micro_batches
 from ppo import ppo_update
 from rollout import Episode, Segment, Turn

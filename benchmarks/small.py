@@ -1,4 +1,4 @@
-"""small.py - a language model that hears replies (reader.py): what ten fixed policies earn from it,
+"""small.py - a language model that hears replies (players/reader.py): what ten fixed policies earn from it,
 and what a small language model learned from training on it. tables.py calls it, and docs/small.md
 shows its tables.
 """
@@ -8,11 +8,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from support import user_check
+from models.chat_format import ChatFormat
+from models.loading import load_model
+from players.check import check
+from players.users import make_simulator
 from support.answers import load_prompt
-from support.chat_format import ChatFormat
 from support.files import read_json
-from support.loading import load_model
 from support.metrics import signs, words_of
 from support.results import recorded_dialogues
 
@@ -25,7 +26,6 @@ import torch
 from tqdm import tqdm
 
 import people
-import players
 from emotion import TRAINING
 from policy import Policy, pack
 from rollout import Episode, Reply, Segment, rollout
@@ -35,7 +35,7 @@ from tools.replay import final_score, heard_by_all, one_of_each_need, replay_all
 READER = os.environ.setdefault("READER", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
 
 # Policies that need no training: the replies of three turns, whatever is heard. None: the user's
-# own line. They were written before the weights of reader.py. The best of them must not earn much,
+# own line. They were written before the weights of players/reader.py. The best of them must not earn much,
 # or a policy would learn nothing else.
 CONSTANTS = {
     "is sorry, three times": ["I'm so sorry."] * 3,
@@ -71,7 +71,7 @@ def constants(users=8):
     """The mean final emotion, from 30, of held-out people of the toy who hear the CONSTANTS:
     {"finals": {policy: emotion}}."""
     profiles = people.toy_profiles("heldout", users)
-    model = players.make_simulator("toy", reader=f"local:{READER}", concurrency=users)
+    model = make_simulator("toy", reader=f"local:{READER}", concurrency=users)
 
     async def finals_of(replies):
         """The final emotions of all people who hear these replies."""
@@ -133,7 +133,7 @@ def before_and_after(place):
             row for row in rows if row["split"] == "heldout" and row["step"] == evaluation["step"]
         ]
         own, echoed = listens(*start, end[:LISTENERS])
-        model = players.make_simulator("toy", reader=f"local:{READER}")
+        model = make_simulator("toy", reader=f"local:{READER}")
         to_person, to_others = asyncio.run(moved_by_first_replies(end, model))
         for column, value in {
             "final emotion": evaluation["score"],
@@ -166,7 +166,7 @@ def lines_of(dialogue):
 async def score_in_other_words(dialogues):
     """The mean final emotion of recorded dialogues if the same model is asked OTHER_WORDS. (Their
     scale is measured anew, by the 60 known replies.)"""
-    model = players.make_simulator("toy", reader=f"local:{READER}")
+    model = make_simulator("toy", reader=f"local:{READER}")
     for name, question in OTHER_WORDS.items():
         model.reader.texts[name][0] = question + ONE_WORD
     users = {profile.id: profile for profile in people.toy_profiles("heldout")}
@@ -178,7 +178,7 @@ async def moved_by_first_replies(dialogues, model):
     """How far the first replies of recorded dialogues move the emotion on average, as in
     tools.lens: (of the person to whom each was said, of others with another need). A comfort that
     fits anybody moves both alike."""
-    await user_check.check(model)
+    await check(model)
     heard = one_of_each_need(dialogues, people.toy_profiles("heldout"))
     replies = [replies_of(row)[0] for _, row in heard]
     _, own, others = await heard_by_all(model, heard, replies)

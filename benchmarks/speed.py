@@ -26,8 +26,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from support.chat_format import ChatFormat
-from support.loading import load_model
+from models.chat_format import ChatFormat
+from models.engine import TorchEngine
+from models.loading import load_model
+from players.users import make_simulator
 from support.settings import resolve_settings
 
 from dataclasses import replace
@@ -36,9 +38,7 @@ import torch
 from transformers import DynamicCache
 
 from emotion import TRAINING
-from engine import TorchEngine
 from people import toy_profiles
-from players import make_simulator
 from policy import Policy, micro_batches
 from ppo import policy_loss
 from rollout import Agent, Episode, Segment, rollout

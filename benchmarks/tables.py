@@ -32,6 +32,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from players.users import make_simulator
 from support.command_line import Parser, positive
 from support.files import read_json, read_jsonl
 from support.results import recorded_dialogues
@@ -39,7 +40,6 @@ from support.results import recorded_dialogues
 import numpy as np
 
 import people
-import players
 from benchmarks import small
 from tools import fitness
 from tools.replay import final_score, replay_all
@@ -218,7 +218,7 @@ def strict_emotions(place):
     rows = recorded_dialogues(place / "dialogues.jsonl")
     dialogues = [row for row in rows if row["split"] == "train"]
     profiles = {profile.id: profile for profile in people.toy_profiles("train")}
-    strict = players.make_simulator("toy")
+    strict = make_simulator("toy")
     finals = {}  # {step: [final emotion of each dialogue]}
     for dialogue, felt in zip(dialogues, asyncio.run(replay_all(dialogues, strict, profiles))):
         finals.setdefault(dialogue["step"], []).append(final_score(dialogue, felt))

@@ -24,7 +24,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Without the directory of this file, in which `import trl` would import this file.
 sys.path[:] = [str(ROOT), *(place for place in sys.path if Path(place) != ROOT / "benchmarks")]
-from support.calls import CallLog
+from models.build import Models
+from players.calls import CallLog
+from players.users import simulator_of_run
 from support.metrics import summarise
 from support.rundir import RunDir
 from support.settings import resolve_settings
@@ -33,9 +35,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from benchmarks.speed import GenerateEngine
-from models import Models
 from people import profiles_of_step, users_of_run
-from players import simulator_of_run
 from rlver import rollout_of, start_of, train
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed

@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from models.vllm_engine import VllmEngine
 from support.files import read_jsonl
 from support.ranks import leave_ranks
 from support.settings import vllm_is_there
@@ -26,7 +27,6 @@ from transformers import Qwen2Config
 
 import rlver
 from benchmarks import gpu
-from vllm_engine import VllmEngine
 
 # in heads of 128 numbers, and with tied embeddings, like the small Qwens
 SHAPE = dict(zip(gpu.SIZES, (256, 512, 2, 2, 1, 1024, True)))

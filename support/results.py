@@ -312,7 +312,7 @@ def what_scores_are(made_by):
 # ----------------------------------------------------------------- logged feelings, logged dialogues
 
 # The answer to f_emo, as it is logged, is one of two JSON texts. `writing` is the whole answer of a
-# user's model; `reading` is what reader.py makes of the log-odds of two words:
+# user's model; `reading` is what players/reader.py makes of the log-odds of two words:
 #
 #     writing   {"content": "...", "target_completion": "...", "activity": "...", "analysis": "...",
 #                "code": "kqvt", "change": 8}

@@ -76,7 +76,7 @@ class Settings:
     reader: str = model_name(
         None,
         "model that hears for the user, openai:MODEL@URL or local:DIR: feelings are read from its "
-        "log-probs (reader.py); not given: the user's model writes them, as in the paper",
+        "log-probs (players/reader.py); not given: the user's model writes them, as in the paper",
     )
     difficulty: str = flag(
         "vanilla",

@@ -1,10 +1,11 @@
 """adapters.py - policy, critic and reference on one base, for the tests of adapters."""
 
+from models.lora import AdapterView, SharedBase
+
 import copy
 
 import torch
 
-from lora import AdapterView, SharedBase
 from policy import Policy
 
 

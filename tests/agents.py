@@ -5,11 +5,12 @@ Random policies do not think well-formed thoughts. Where a test needs certain wo
 is real and the dice are loaded.
 """
 
+from models.engine import TorchEngine
+
 import asyncio
 
 import torch
 
-from engine import TorchEngine
 from rollout import Agent, Episode, Segment, Turn
 
 LINES = [

@@ -1,7 +1,7 @@
 """answering.py - what tests' own models need: to answer with the object that a prompt asks for; and
 a user over such a model, whose answers a test knows by heart."""
 
-from support.calls import Caller
+from players.calls import Caller
 
 import json
 import re

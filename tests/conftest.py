@@ -154,8 +154,8 @@ def results(tiny_dir, tmp_path_factory):
 @pytest.fixture
 def quick(no_pictures, monkeypatch):
     """Some milliseconds pass before a server is tried again, not half a second to eight."""
-    monkeypatch.setattr("support.servers.FIRST_PAUSE", 0.005)
-    monkeypatch.setattr("support.servers.MAX_PAUSE", 0.05)
+    monkeypatch.setattr("players.server.FIRST_PAUSE", 0.005)
+    monkeypatch.setattr("players.server.MAX_PAUSE", 0.05)
 
 
 @pytest.fixture(scope="session")
@@ -201,7 +201,7 @@ def make_tiny_tokenizer(words=(), split=QWEN_WORDS):
 @pytest.fixture(scope="session")
 def chat(tiny_tokenizer):
     """The template of the tiny tokenizer in pieces, with a system prompt."""
-    from support.chat_format import ChatFormat
+    from models.chat_format import ChatFormat
 
     return ChatFormat(tiny_tokenizer, "Be warm.")
 

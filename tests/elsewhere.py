@@ -10,7 +10,7 @@ the process at the first gradient of a fake cuda tensor. "meta" is the one other
 build can differentiate on.)
 """
 
-from support.loading import load_model
+from models.loading import load_model
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor

@@ -1,9 +1,9 @@
 """judging.py - what the tests of tools that ask a judge share: result files of the toy and of SAGE,
 a model that answers as a test says, and a tool called by its name."""
 
-from support import servers
+from players import server
+from players.check import CHECK_REPLIES
 from support.files import read_json
-from support.user_check import CHECK_REPLIES
 
 import importlib
 import json
@@ -64,7 +64,7 @@ def fresh(tmp_path, monkeypatch):
     """The test in its own directory, with files read anew, and Models instead of servers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        servers, "ServerModel", lambda name, url, *how: MODELS[url].at(name, url, *how)
+        server, "ServerModel", lambda name, url, *how: MODELS[url].at(name, url, *how)
     )
     load_dialogues.cache_clear()
 

@@ -8,6 +8,7 @@ reply decides how it feels (`mood`, and conftest.py's fixture `moods`); the prom
 answers, the clamp and the log are the real ones.
 """
 
+from models.build import Models
 from support import report, rundir
 from support.files import read_json
 
@@ -20,7 +21,6 @@ from pathlib import Path
 import pytest
 
 import rlver
-from models import Models
 from toy import world
 
 SMALL = (

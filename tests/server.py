@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
-from support.user_check import CHECK_REPLIES
+from players.check import CHECK_REPLIES
 
 from answering import CODE, coded, feeling, saying
 from toy import world

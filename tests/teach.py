@@ -1,8 +1,11 @@
 """teach.py - a tiny model that was taught to answer yes to kind replies and no to cold ones: a reader
-(reader.py) for tests that have no large one.
+(players/reader.py) for tests that have no large one.
 
     python tests/teach.py DIR
 """
+
+from players.local import LocalReader
+from players.reader import Reader, known_replies
 
 import sys
 from types import SimpleNamespace
@@ -11,8 +14,6 @@ import torch
 import torch.nn.functional as F
 
 import conftest  # first: it sets the path
-from local import LocalReader
-from reader import Reader, known_replies
 
 YES_NO = ("yes", "no")
 

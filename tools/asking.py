@@ -7,9 +7,10 @@ again, and then counted as missing. It is never scored 0 or the middle, because 
 said these. A judge sees no thoughts. tools/dialogues.py says what it is asked about.
 """
 
-from support import user_check
+from players.calls import MAX_THINKING_TOKENS, Caller, CallLog
+from players.check import check
+from players.users import language_model
 from support.answers import PROMPTS
-from support.calls import MAX_THINKING_TOKENS, Caller, CallLog
 from support.command_line import SCRIPTED, not_negative, refuse_nesting
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest, read_text
@@ -21,7 +22,6 @@ from pathlib import Path
 
 from tqdm.asyncio import tqdm
 
-from players import language_model
 from simulator import Simulator
 from tools.dialogues import add_files
 from toy.judge import SCRIPTED_JUDGE, ScriptedJudge
@@ -90,7 +90,7 @@ def ask(args, cases, name, schema, items_of=dict, repeats=1):
         return row
 
     async def ask_all():
-        await user_check.check(judge, with_feelings=False)
+        await check(judge, with_feelings=False)
         calls = [ask_once(*case, repeat) for case in cases for repeat in range(repeats)]
         return await tqdm.gather(*calls, desc=name, leave=False)
 

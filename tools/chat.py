@@ -7,7 +7,8 @@ few hundred words: "My sister forgot my birthday. I feel hurt.")
     python -m tools.chat runs/NAME --show --seed 7                 watch it talk with user number 7
 """
 
-from support import user_check
+from players.check import check
+from players.policies import add_flags_of_talk, find_weights, load_both_sides, load_policy
 from support.command_line import SCRIPTED, WIDTH, Parser, fold, refuse_nesting, scripted_notice
 from support.errors import BadInput, harmless
 from support.needs import hidden_need
@@ -19,7 +20,6 @@ from dataclasses import replace
 from textwrap import indent
 
 from emotion import BENCHMARK, scale_in_words
-from policy_and_users import add_flags_of_talk, find_weights, load_both_sides, load_policy
 from rollout import SEEDS, converse, read_reply
 from simulator import EMOTION_SCHEMA
 
@@ -103,7 +103,7 @@ def show(args):
     say(f"{fold(notice)}\n\n{profile.player}\n")
 
     async def talk():
-        await user_check.check(simulator)
+        await check(simulator)
         first_line = await user.open()
         return await converse(agent, user, first_line, replace(BENCHMARK, max_turns=args.max_turns))
 

@@ -18,7 +18,10 @@ Chinese. The answers are kept in results/, so the same command continues a stopp
 the questions that are put a second time are always asked.
 """
 
-from support import user_check
+from players.check import check, unlogged
+from players.reader import known_replies
+from players.server import CALL_TIMEOUT
+from players.users import make_simulator
 from support.answers import PROMPTS
 from support.command_line import SCRIPTED, from_anywhere, positive, print_folded, refuse_nesting
 from support.errors import (
@@ -31,7 +34,6 @@ from support.errors import (
 )
 from support.files import read_jsonl
 from support.metrics import words_of
-from support.servers import CALL_TIMEOUT
 
 import asyncio
 import contextlib
@@ -43,8 +45,6 @@ from itertools import product
 from tqdm.asyncio import tqdm
 
 from emotion import emotion_level
-from players import make_simulator
-from reader import known_replies
 from tools.asking import open_call_log
 from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
 from tools.stats import auc, interval
@@ -145,7 +145,7 @@ async def measure_reply(row, simulator, emotion, speaks):
         _, result["change"] = first
     if not first or emotion is None:
         return result
-    twin = user_of(row, user_check.unlogged(simulator))
+    twin = user_of(row, unlogged(simulator))
     second = await answer_to(twin, outcomes, twin.feel, reply)
     if second:
         result["the same change again"] = second[1] == result["change"]
@@ -195,7 +195,7 @@ async def measure_gains(rows, simulator):
 async def measure(rows, simulator, speaks):
     """All questions, after the check. Returns [`measure_reply` of each row, with an emotion for
     ASKED_AGAIN of them] and, with a reader, [`measure_gain`]. Raises as `check`."""
-    await user_check.check(simulator, with_feelings=False)
+    await check(simulator, with_feelings=False)
     count = min(ASKED_AGAIN, len(rows))
     # spread over persons and kinds; the second ten meet the levels shifted by one
     emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}

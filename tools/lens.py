@@ -10,12 +10,15 @@ they may differ: then it is another step from these weights.) A user behind a se
 with --ask; its answers are kept in RUN/lens-calls.jsonl, so that a second page asks nothing again.
 """
 
-from support import user_check
-from support.calls import CallLog
+from models.build import Models
+from models.engine import TorchEngine
+from models.loading import load_model
+from players.calls import CallLog
+from players.check import check, learn
+from players.users import simulator_of_run
 from support.command_line import Parser, natural, positive, refuse_nesting, split_name
 from support.errors import MAX_LOST, BadInput, SimulatorFailed, TooManyLost
 from support.files import append_line, lock, read_jsonl, write_file
-from support.loading import load_model
 from support.needs import named_need, need_of
 from support.ranks import join_ranks
 from support.rundir import checkpoints, held_out_dialogues, settings_of_run
@@ -30,10 +33,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from engine import TorchEngine
-from models import Models
 from people import kept_heldout, profiles_of_step, users_of_run
-from players import simulator_of_run
 from ppo import log_probs_of, place_rewards
 from rlver import log_of_calls, make_agent, one_step, rollout_of, start_of
 from tools.replay import heard_by_all, one_of_each_need
@@ -84,9 +84,9 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
         rows = read_jsonl(calls.path) if calls.path.exists() else []
         findings = [row["findings"] for _, row, _ in rows if row and "findings" in row]
         if findings:  # of an earlier page: the check is not asked again
-            user_check.learn(simulator, findings[0])
+            learn(simulator, findings[0])
         else:
-            append_line(calls.path, {"findings": runner.run(user_check.check(simulator))})
+            append_line(calls.path, {"findings": runner.run(check(simulator))})
     elif simulator.reader:
         runner.run(simulator.reader.set_scale())
     models = Models(cfg, start_of(cfg), checkpoint, out / "start.pt", None, runner)

@@ -15,9 +15,10 @@ and every answer of a model is logged (FILE.calls.jsonl): a command that was kil
 was and ends with the same file.
 """
 
-from support import user_check
+from players.calls import MAX_THINKING_TOKENS
+from players.check import check
+from players.users import make_simulator
 from support.answers import fill
-from support.calls import MAX_THINKING_TOKENS
 from support.command_line import SCRIPTED, Parser, fraction, natural, positive, refuse_nesting
 from support.errors import BadInput, SimulatorFailed, UnreadableAnswers
 from support.files import write_file
@@ -35,7 +36,6 @@ from tqdm.asyncio import tqdm
 
 from emotion import NEEDS
 from people import Profile, load_profiles
-from players import make_simulator
 from simulator import User
 from tools.asking import load_text, open_call_log
 from toy import world
@@ -172,7 +172,7 @@ async def write_users(drafts, simulator, lang):
     simulator.caller.model.most_tokens = (
         MAX_THINKING_TOKENS  # a story is longer than a user's answer
     )
-    await user_check.check(simulator, with_feelings=False)
+    await check(simulator, with_feelings=False)
 
     async def write(draft):
         try:

@@ -20,7 +20,9 @@ Earlier versions had no subcommands. --paraphrase, with any flag, is now other-w
 or another --simulator or --reader, is other-user; all else is same-user.
 """
 
-from support import user_check
+from players.check import check
+from players.policies import settings_of_talk, user_label
+from players.users import check_playable, make_simulator
 from support.command_line import SCRIPTED, positive, refuse_nesting
 from support.errors import BadInput, SimulatorFailed
 from support.needs import named_need
@@ -33,8 +35,6 @@ import numpy as np
 from tqdm.asyncio import tqdm
 
 from emotion import TRAINING
-from players import check_playable, make_simulator
-from policy_and_users import settings_of_talk, user_label
 from tools.asking import ask, open_call_log, source_of
 from tools.dialogues import (
     check_files,
@@ -190,7 +190,7 @@ async def hear(user, text):
 async def replay_all(dialogues, model, people):
     """`replay` each of these dialogues, all at once, since a server takes its time. model: a
     Simulator; people: {id: Profile}. Returns the feelings."""
-    await user_check.check(model)
+    await check(model)
     calls = []
     for number, dialogue in enumerate(dialogues):
         profile = people[dialogue["profile_id"]]

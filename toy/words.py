@@ -5,7 +5,7 @@ Most lists exist twice: "train" for the training users, "heldout" for the held-o
 share no person, no event, no feeling and no wording of a need.
 
 The starting policy is trained on sentences made of these words. After an edit of any word make it
-again (python toy/make_policy.py); until then a test fails. The order of a list counts as well,
+again (python recipes/make_toy_policy.py); until then a test fails. The order of a list counts as well,
 because words are drawn by their place in it.
 """
 

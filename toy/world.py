@@ -9,7 +9,7 @@ few hundred words (toy/words.py). An *act* is a kind of sentence of this grammar
 eight acts have the name of the need that they serve (praise, listen, advise ...), three are bad
 habits that serve no need (cheer, dismiss, topic). The policy learns *which act helps which need*,
 about the right person, legibly, and without repetition. The supervised training of the base policy
-(toy/make_policy.py) teaches it all words, also those of the held-out users; reinforcement
+(recipes/make_toy_policy.py) teaches it all words, also those of the held-out users; reinforcement
 learning only teaches it to act on what it knows.
 
 From top to bottom: the users; how a reply is read; how far it helps; the scripted model that plays

@@ -1,7 +1,8 @@
 """The benchmarks: what they compare is alike, and the tables of the documents follow from the
 numbers that are kept. (How long anything takes is no test: this machine may be busy.)"""
 
-from support.loading import load_model
+from models.loading import load_model
+from players.users import make_simulator
 from support.results import recorded_dialogues
 from support.rundir import RunDir
 
@@ -13,7 +14,6 @@ import pytest
 import torch
 
 from benchmarks import gpu, small, speed, tables
-from players import make_simulator
 from policy import Policy, pack
 from rollout import Episode, Segment
 from runs import rows

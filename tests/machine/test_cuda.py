@@ -2,9 +2,15 @@
 device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m gpu`, skipped by
 name where there is none)."""
 
+from models import build
+from models.build import load_optimizer_state, make_masters
+from models.engine import TorchEngine
+from models.loading import load_model
+from models.lora import AdapterView, SharedBase
+from models.vllm_engine import VllmEngine
+from players import local
 from support import report, settings
 from support.errors import BadInput, BadModel
-from support.loading import load_model
 from support.settings import Settings, resolve_settings
 
 import asyncio
@@ -15,13 +21,8 @@ import numpy as np
 import pytest
 import torch
 
-import local
-import models
 import rlver
 from elsewhere import DEVICE, elsewhere, load
-from engine import TorchEngine
-from lora import AdapterView, SharedBase
-from models import load_optimizer_state, make_masters
 from policy import (
     Critic,
     Policy,
@@ -33,7 +34,6 @@ from ppo import ppo_update
 from runs import go_on, rows, words
 from several_ranks import SMALL, alone, make_episodes
 from tabular import cfg_of, models_of
-from vllm_engine import VllmEngine
 
 fake_cuda = pytest.mark.fake_cuda
 
@@ -107,9 +107,9 @@ def test_an_update_of_adapters(tiny_dir, device):
     recompute_activations(root.policy.model, context_fn=root.checkpoint_contexts)
     handed = models_of(
         parts[0],
-        models.adamw(parts[0], 1e-2),
+        build.adamw(parts[0], 1e-2),
         parts[1],
-        models.adamw(parts[1], 1e-2),
+        build.adamw(parts[1], 1e-2),
         reference=parts[2],
         ratio_limit=0.2,
     )
@@ -127,7 +127,7 @@ def test_an_update_of_adapters(tiny_dir, device):
 def test_a_resumed_optimizer_is_where_its_parameters_are(tiny_dir, device):
     """All of it: on a GPU AdamW is fused, and counts its steps there."""
     module = cast(load(tiny_dir)[0], device, torch.float32)
-    optimizer = models.adamw(module, 1e-3)
+    optimizer = build.adamw(module, 1e-3)
     state = {name: torch.zeros_like(p, device="cpu") for name, p in module.named_parameters()}
     state = {name: {"step": torch.tensor(3.0), "exp_avg": zero} for name, zero in state.items()}
     load_optimizer_state(module, optimizer, state)
@@ -154,11 +154,11 @@ def test_a_run_and_its_checkpoint(flags, tiny_dir, tmp_path, monkeypatch, capsys
         module.to(DEVICE)
 
     monkeypatch.setattr(rlver.ranks, "join_ranks", lambda cuda: None)
-    monkeypatch.setattr(models, "make_masters", masters)
-    monkeypatch.setattr(models, "load_model", load)
-    monkeypatch.setattr(models, "best_device", lambda: torch.device(DEVICE))
+    monkeypatch.setattr(build, "make_masters", masters)
+    monkeypatch.setattr(build, "load_model", load)
+    monkeypatch.setattr(build, "best_device", lambda: torch.device(DEVICE))
     monkeypatch.setattr(report, "old_gpu", lambda: "Tesla T4")
-    monkeypatch.setitem(models.LIMITS, torch.float32, ((1e-3, 1e-2), 1e-3))
+    monkeypatch.setitem(build.LIMITS, torch.float32, ((1e-3, 1e-2), 1e-3))
     out = tmp_path / "run"
     first = ["--model", tiny_dir, *SMALL, *flags.split(), "--steps", 1, "--out", out]
     with elsewhere():
@@ -190,11 +190,11 @@ def test_a_gpu_before_ampere_computes_in_fp32(old, monkeypatch):
         asked.append([*args, *more.values()][-1])
         raise BadModel("enough")
 
-    for place in (models, local):
+    for place in (build, local):
         monkeypatch.setattr(place, "load_model", load)
     cfg = Settings(model="x/y", lora_rank=4)
     for use in (
-        lambda: models.Models(cfg, None, None, None, None, None),
+        lambda: build.Models(cfg, None, None, None, None, None),
         lambda: local.load_engine("x/y", 1.0, "policy "),
         lambda: local.LocalReader("x/y", ["yes"]),
     ):

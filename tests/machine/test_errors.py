@@ -1,6 +1,8 @@
 """What stops a run: the self-checks, and a simulator that fails in one dialogue or in all; and what
 is said of it."""
 
+from models.engine import TorchEngine
+from models.loading import load_model
 from support.answers import PROMPTS
 from support.errors import (
     CannotWrite,
@@ -9,7 +11,6 @@ from support.errors import (
     TooManyLost,
     explain,
 )
-from support.loading import load_model
 
 import json
 import re
@@ -20,7 +21,6 @@ from statistics import mean
 import pytest
 
 from answering import tagged
-from engine import TorchEngine
 from grpo import check_groups
 from people import toy_profiles
 from rollout import Episode
@@ -80,7 +80,7 @@ def test_a_first_sync_that_fails_is_a_self_check(harm, tiny_dir, tmp_path, monke
     """It was said that the model cannot be trained, with another exit code than the page about
     self-checks has. The model is as good as with the engine in PyTorch."""
     (change, code), load, out = FIRST_SYNC[harm], TorchEngine.load_weights, tmp_path / "out"
-    monkeypatch.setattr("models.make_vllm_engine", OtherEngine)
+    monkeypatch.setattr("models.build.make_vllm_engine", OtherEngine)
     monkeypatch.setattr("support.settings.vllm_is_there", lambda: True)
     monkeypatch.setattr(
         TorchEngine,
@@ -234,6 +234,6 @@ def test_a_model_in_this_process_plays_the_user(tiny_dir, tmp_path, monkeypatch)
         answer = {**dict.fromkeys(schema, "Hm."), **decision, "code": world.code_in(prompt)}
         return json.dumps({key: answer[key] for key in schema})
 
-    monkeypatch.setattr("local.load_local", lambda *_: model)
+    monkeypatch.setattr("players.local.load_local", lambda *_: model)
     people = PROMPTS / "profiles" / "en_train.jsonl"
     assert go(tiny_dir, tmp_path / "out", "--simulator", "local:x", "--profiles", people) == 0

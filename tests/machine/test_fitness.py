@@ -1,6 +1,7 @@
 """tools/fitness.py: is a language model fit to play the user? Models of every kind stand on a
 loopback server, and each gets the right words."""
 
+from players.reader import known_replies
 from support import answers
 from support.files import read_json
 
@@ -14,7 +15,6 @@ import numpy as np
 import pytest
 
 from answering import coded, feeling, saying, tagged
-from reader import known_replies
 from server import Loopback, completion, failure
 from tools import fitness
 
@@ -234,7 +234,7 @@ def test_a_model_that_fails_the_check_is_unfit(content, finish_reason, told, exa
 def test_who_does_not_answer_gets_no_verdict(examine, monkeypatch):
     """A wrong key says nothing about the model, nor does a server that is silent: the exit code is
     that of a run."""
-    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.5)
+    monkeypatch.setattr("players.server.CALL_TIMEOUT", 0.5)
     for reply, code, told in (
         (lambda request: failure(401, "no such key"), 2, "no such key"),
         (lambda request: time.sleep(2), 75, "no answer within 0.5 s"),
@@ -249,7 +249,7 @@ def test_who_does_not_answer_gets_no_verdict(examine, monkeypatch):
 def test_a_slow_model_is_told_from_one_that_cannot_be_read(slow, examine, monkeypatch):
     """Calls that fail say nothing about its answers. If they are more than a fifth, there is a table
     and no verdict."""
-    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 1)
+    monkeypatch.setattr("players.server.CALL_TIMEOUT", 1)
 
     def change(prompt):
         if KINDS.get(reply_in(prompt), "none") in slow:

@@ -11,8 +11,22 @@ from several_ranks import ROOT, run
 # ------------------------------------------------------------------------------------------ imports
 
 # a module's name, as an import says it -> its file; course/ stands on the path of its own scripts
+# The floors, the lowest first. A room is a script at the top or a folder as a whole; it imports
+# rooms of lower floors alone.
+FLOORS = """
+emotion
+support
+ppo rollout toy
+grpo people policy
+models simulator
+players recipes
+rlver evaluate
+tools
+benchmarks course
+""".split("\n")
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
 MODULES = {path.stem: path for path in (*ROOT.glob("*.py"), *ROOT.glob("course/*.py"))}
-for folder in ("support", "toy", "tools", "benchmarks", "recipes"):
+for folder in ("support", "toy", "models", "players", "tools", "benchmarks", "recipes"):
     paths = ROOT.glob(f"{folder}/[!_]*.py")
     MODULES |= {f"{folder}.{path.stem}": path for path in paths}
 
@@ -33,34 +47,41 @@ TREES = {name: ast.parse(path.read_text("utf-8")) for name, path in MODULES.item
 GRAPH = {name: imports_of(tree) for name, tree in TREES.items()}
 # What most runs do without is imported within a function, at one place: vLLM, models that are not
 # trained (which loads torch), a reader, adapters, models on a server, sharding.
-LATE = {"vllm_engine", "local", "reader", "lora", "support.servers", "support.sharding"}
+LATE = {"models.vllm_engine", "models.lora", "models.sharding"}
+LATE |= {"players.local", "players.reader", "players.server"}
 
 
-def floor_of(name):
-    """The scale and the needs, which all share, below support; the toy above it; the other scripts
-    above the toy, and all that uses them above those, as every program that nobody imports
-    (toy/make_policy.py)."""
-    if name == "emotion":
-        return 0
-    if name == "support.user_check":  # it needs people, and moves to the room players
-        return 3
-    if name not in set().union(*GRAPH.values()):
-        return 4
-    return {"support": 1, "toy": 2, ROOT.name: 3}.get(MODULES[name].parent.name, 4)
+def room_of(name):
+    folder = MODULES[name].parent
+    return name if folder == ROOT else folder.name
 
 
 def test_nobody_imports_in_a_circle():
     """Neither at the top nor in a function, where a circle hides until somebody moves a line. What
     stands below can be read, and tested, without what stands above."""
-    assert {"models", "ppo", "support.ranks"} <= GRAPH["rlver"]  # imports are seen
+    assert {"models.build", "ppo", "support.ranks"} <= GRAPH["rlver"]  # imports are seen
     graphlib.TopologicalSorter(GRAPH).prepare()  # raises CycleError
 
 
-def test_imports_go_in_one_direction():
-    """tools, benchmarks, course, recipes -> scripts -> toy -> support -> emotion.py: what is read
-    beside the paper needs no tool, and support/ is handed what it needs."""
-    assert not [(a, b) for a in GRAPH for b in GRAPH[a] if floor_of(b) > floor_of(a)]
-    assert "\nfrom tools" not in MODULES["rlver"].read_text("utf-8")
+def test_imports_go_down():
+    """From room to room: what is read beside the paper needs no tool and no server, no file of
+    models/ one of players/, and support/ is handed what it needs."""
+    arrows = {(room_of(a), room_of(b)) for a in GRAPH for b in GRAPH[a]}
+    between = {(a, b) for a, b in arrows if a != b}
+    assert not [(a, b) for a, b in between if FLOOR_OF[a] <= FLOOR_OF[b]]
+    assert len(between) <= 90 and {room_of(name) for name in MODULES} == set(FLOOR_OF)
+
+
+@pytest.mark.parametrize("room", ["models", "players"])
+def test_support_comes_before_torch_in_every_room(room):
+    """It sets what torch reads when it is imported, whichever module of a room comes first."""
+    for name in MODULES:
+        if room_of(name) == room:
+            command = f"import sys, {name}; print(*sys.modules)"
+            code, out, err = run("-c", command)
+            loaded = out.split()
+            assert code == 0 and "support" in loaded, err
+            assert loaded.index("support") < loaded.index("torch") if "torch" in loaded else True
 
 
 def test_six_modules_are_imported_within_a_function_each_at_one_place():

@@ -2,10 +2,10 @@
 wrong: what is asked, what is counted, what is shown. Reading an answer is tested by hand in
 tests/textbook/test_judge_answers.py."""
 
+from players.server import json_schema
 from support.answers import PROMPTS, Unreadable, code_of, fill, read_answer
 from support.files import write_json
 from support.results import recorded_dialogues
-from support.servers import json_schema
 
 import asyncio
 import os

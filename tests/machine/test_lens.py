@@ -1,7 +1,7 @@
 """A step made again: the same dialogues, the update's own numbers, and no file of the run changed."""
 
+from models.loading import load_model
 from support.files import lock
-from support.loading import load_model
 from support.settings import Settings
 
 import os

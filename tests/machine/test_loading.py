@@ -2,10 +2,13 @@
 is refused in one line, and models as they come are trained: without a pad token, with rows that no
 word has, with a template that has a switch of its own."""
 
-from support import loading
+from models import build, loading
+from models.engine import TorchEngine
+from models.loading import load_model, write_model
+from players.local import load_engine, load_local
+from players.policies import find_weights, load_policy
 from support.errors import BadModel, CannotWrite
 from support.files import read_json, write_file, write_json
-from support.loading import load_model, write_model
 from support.settings import Settings
 
 import copy
@@ -19,11 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import evaluate
-import models
 from conftest import QWEN_WORDS, SIZES, make_tiny_model, make_tiny_tokenizer
-from engine import TorchEngine
-from local import load_engine, load_local
-from policy_and_users import find_weights, load_policy
 from runs import go, go_on, metrics, refuse
 from tools import chat
 
@@ -81,14 +80,14 @@ def test_weights_are_fp32_and_dropout_is_off(family, stored, tmp_path):
     (wide, _), (mapped, _) = load_model(tmp_path), load_model(tmp_path, dtype=None)
     assert torch.equal(*two_passes(wide))
     assert {p.dtype for p in mapped.parameters()} == {torch.bfloat16}
-    models.make_masters(mapped)
+    build.make_masters(mapped)
     for (name, a), b in zip(wide.named_parameters(), mapped.parameters()):
         assert a.dtype == b.dtype == torch.float32 and torch.equal(a, b), name
     assert torch.equal(wide.eval()(IDS).logits, mapped.eval()(IDS).logits)
     cfg = Settings(algo="grpo", model=str(tmp_path), kl_coef=0.1)
     more = (None, tmp_path, tmp_path, torch.bfloat16)
-    *_, reference = models.build_full(cfg, wide, *more)  # frozen, so it needs no masters
-    models.make_masters(reference)
+    *_, reference = build.build_full(cfg, wide, *more)  # frozen, so it needs no masters
+    build.make_masters(reference)
     assert {p.dtype for p in reference.parameters()} == {torch.bfloat16}
 
 
@@ -416,7 +415,7 @@ def test_engine_and_trainer_are_compared_at_load(tiny_dir, tmp_path, monkeypatch
     def other_engine(model, stop_ids, temperature, **more):
         return TorchEngine(model, stop_ids, 2 * temperature, **more)
 
-    monkeypatch.setattr(models, "TorchEngine", other_engine)
+    monkeypatch.setattr(build, "TorchEngine", other_engine)
     told = refuse(capfd, "--model", tiny_dir, "--steps", 1, "--out", tmp_path / "out")
     assert "engine and trainer disagree" in told and not (tmp_path / "out").exists()
 
@@ -449,9 +448,9 @@ def test_activations_are_kept_where_somebody_asks(model, lora_rank, tiny_dir):
         body, _ = load_model(tiny_dir)
         bodies = [body]
         if lora_rank:
-            models.build_lora(cfg, body, None)
+            build.build_lora(cfg, body, None)
         else:
-            _, critic, _ = models.build_full(cfg, body, None, tiny_dir, tiny_dir, torch.float32)
+            _, critic, _ = build.build_full(cfg, body, None, tiny_dir, tiny_dir, torch.float32)
             bodies.append(critic.body)
         again = [body.is_gradient_checkpointing for body in bodies]
         assert again == [model != "toy" and not keep] * len(bodies)
@@ -465,12 +464,12 @@ def test_models_as_they_come(pad, tiny_tokenizer, tmp_path, monkeypatch, capfd):
     their embedding that no word has; a random one samples them. Of a tied head two copies are
     gathered from shards; one is stored. And --template-args reaches the template, is kept when the
     run goes on, cannot change then, and is known to evaluate.py."""
-    gather = models.iter_full_weights
+    gather = build.iter_full_weights
 
     def gather_copies(module):
         return ((name, weight.clone()) for name, weight in gather(module))
 
-    monkeypatch.setattr(models, "iter_full_weights", gather_copies)
+    monkeypatch.setattr(build, "iter_full_weights", gather_copies)
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.pad_token = pad
     ask = "<|im_start|>assistant\n"

@@ -1,5 +1,6 @@
 """tools/profiles.py: users that one makes oneself."""
 
+from players.users import check_playable
 from support.answers import Unreadable, read_answer
 
 import asyncio
@@ -13,7 +14,6 @@ import pytest
 from answering import simulator_of
 from emotion import NEEDS
 from people import load_profiles
-from players import check_playable
 from result_files import write
 from runs import refuse, rows
 from tools import profiles

@@ -4,6 +4,7 @@ be silent.
 
 The course has a lab for two of them: shared-seed and user-words."""
 
+from models import build
 from support.files import read_json
 from support.metrics import (
     REWARD_TALK,
@@ -21,7 +22,6 @@ import random
 
 import pytest
 
-import models
 import rlver
 from benchmarks import tables
 from emotion import NEEDS
@@ -44,10 +44,8 @@ def one_seed(patch):
 def other_weights(patch):
     """huggingface/trl#6700: the gradient looks alive, and the adapters stay as they were. Here the
     optimizer has the embeddings, which are not trained with adapters."""
-    adamw = models.adamw
-    patch.setattr(
-        models, "adamw", lambda module, lr: adamw(module.model.get_input_embeddings(), lr)
-    )
+    adamw = build.adamw
+    patch.setattr(build, "adamw", lambda module, lr: adamw(module.model.get_input_embeddings(), lr))
 
 
 @pytest.mark.slow

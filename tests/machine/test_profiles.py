@@ -2,6 +2,7 @@
 what a held-out score means, so what these tests hold on to is mostly arithmetic: who is where, how
 often, and never twice. And files as the world has them."""
 
+from players.users import check_playable
 from support.answers import PROMPTS, fill
 from support.errors import BadInput
 from support.files import digest
@@ -16,7 +17,6 @@ import pytest
 from answering import simulator_of
 from emotion import NEEDS
 from people import load_profiles
-from players import check_playable
 from simulator import User
 from toy import world
 

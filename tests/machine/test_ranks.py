@@ -30,14 +30,14 @@ from tabular import cfg_of, models_of
 def update(tiny_dir, algo, dealt, ranks, rank, lora=0):
     """One update of policy and critic on this rank's part of the dialogues. lora: rank of their
     adapters, or 0. Returns (metrics, gradients of each step, weights), whole."""
-    from support.loading import load_model
+    from models.build import make_masters
+    from models.loading import load_model
+    from models.lora import merge
     from support.ranks import all_gather_list, all_reduce_sum, full_tensor, iter_full_weights
 
     import ppo
     from adapters import shared
     from grpo import grpo_update
-    from lora import merge
-    from models import make_masters
     from policy import Critic, Policy, dummy_batch, micro_batches, recompute_activations
 
     model, _ = load_model(tiny_dir)
@@ -244,11 +244,11 @@ def test_what_the_first_rank_cannot_do_ends_all(name, number, told, tmp_path):
 
 
 def full(name, number, *flags):
+    from models.build import Models
     from support.ranks import leave_ranks, rank
     from support.rundir import RunDir
 
     import rlver
-    from models import Models
 
     place = Models if name == "write" else RunDir
     function, calls = getattr(place, name), itertools.count(1)

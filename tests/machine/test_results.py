@@ -1,5 +1,6 @@
 """Result files: what they hold, their scores, and comparisons of them."""
 
+from players.policies import find_weights, newest_run
 from support.errors import BadInput
 from support.files import read_json
 from support.needs import need_of
@@ -16,7 +17,6 @@ import pytest
 import evaluate
 from emotion import NEEDS, scale_in_words
 from evaluate import compare, score
-from policy_and_users import find_weights, newest_run
 from result_files import TASKS, measure, our_line, sage_line, write
 from runs import files, refuse, rows
 

@@ -1,6 +1,7 @@
 """Whole runs: what flags change of them, what their checkpoints are to others, and that the toy
 learns. The arithmetic is tested in textbook/, the files of a run in test_rundir.py."""
 
+from players import policies, users
 from support.results import recorded_dialogues
 
 import asyncio
@@ -12,11 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import players
-import policy_and_users
 from answering import feeling
 from people import profiles_of_step, toy_profiles
-from players import make_simulator
 from result_files import measure
 from runs import go, metrics, rows, summary
 from server import toy_people
@@ -101,7 +99,7 @@ class Cat:
 def test_a_simulator_of_ones_own_needs_no_more_than_users(tiny_dir, tmp_path, monkeypatch):
     """It has no caller and no model, so there is nothing to check before the first dialogue."""
     cats = SimpleNamespace(user=lambda profile, start, name: Cat(profile, start))
-    for module in (players, policy_and_users):
+    for module in (users, policies):
         monkeypatch.setattr(module, "make_simulator", lambda *_, **__: cats)
     out, flags = tmp_path / "run", ["--simulator", "openai:cat@http://h", *toy_people(tmp_path)]
     assert go(tiny_dir, out, "--steps", 1, "--eval-size", 1, *flags) == 0
@@ -132,7 +130,7 @@ def test_a_weak_scorer_is_hacked(hacked):
     replies does not agree."""
     known = {p.id: p for p in toy_profiles("train") + toy_profiles("heldout")}
     lines = [d for d in recorded_dialogues(hacked / "dialogues.jsonl") if d["split"] == "heldout"]
-    heard = asyncio.run(replay_all(lines, make_simulator("toy"), known))
+    heard = asyncio.run(replay_all(lines, users.make_simulator("toy"), known))
     weak, strict = {}, {}  # {step: final emotions}
     for row, felt in zip(lines, heard):
         weak.setdefault(row["step"], []).append(100 * row["reward"])

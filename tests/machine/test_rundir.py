@@ -1,8 +1,11 @@
 """The directory of a run: its files say what happened in it; whenever it is stopped or killed, it
 goes on as if nothing had been; and what it prints."""
 
-from support import loading, report, rundir
-from support.calls import CallLog
+from models import loading
+from players.calls import CallLog
+from players.policies import find_weights
+from players.users import digests_of_texts, make_simulator
+from support import report, rundir
 from support.errors import BadInput
 from support.files import read_json, write_json
 from support.settings import resolve_settings
@@ -29,9 +32,7 @@ import evaluate
 import rlver
 from conftest import ROOT
 from people import toy_profiles
-from players import digests_of_texts, make_simulator
 from policy import split_batch
-from policy_and_users import find_weights
 from runs import (
     ALGO,
     SMALL,
@@ -675,7 +676,7 @@ def test_the_trial_is_read_back(name, told, tiny_dir, tmp_path, capfd, monkeypat
         write(directory, *args)
         (directory / name).unlink()
 
-    monkeypatch.setattr("models.write_model", write_less)
+    monkeypatch.setattr("models.build.write_model", write_less)
     two = shutil.copytree(tiny_dir, tmp_path / "model") / "generation_config.json"
     two.write_text('{"eos_token_id": [0, 1, 2]}')
     line = output_of(capfd, 1, rlver.main, "--model", two.parent, *SMALL, "--out", out)

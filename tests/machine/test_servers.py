@@ -2,22 +2,23 @@
 dialogues side by side, and whole runs. A real server on loopback (server.py) has every fault that
 three days of dialogues will meet."""
 
-from support import user_check
-from support.calls import MAX_ANSWER_TOKENS, Answer, Caller, CallLog
-from support.errors import (
-    BadInput,
-    PromptRefused,
-    SimulatorFailed,
-    SimulatorRefused,
-    UnreadableAnswers,
-)
-from support.servers import (
+from players.calls import MAX_ANSWER_TOKENS, Answer, Caller, CallLog
+from players.check import check
+from players.server import (
     FORMAT_RETRIES,
     FORMATS,
     SAMPLING,
     ServerModel,
     json_schema,
     seconds_to_wait,
+)
+from players.users import make_simulator
+from support.errors import (
+    BadInput,
+    PromptRefused,
+    SimulatorFailed,
+    SimulatorRefused,
+    UnreadableAnswers,
 )
 
 import asyncio
@@ -35,7 +36,6 @@ import rlver
 from answering import Model, coded, feeling, saying, simulator_of
 from emotion import TRAINING
 from people import toy_profiles
-from players import make_simulator
 from result_files import measure
 from rollout import rollout
 from runs import files, go_on, output_of, refuse, rows, words
@@ -103,7 +103,7 @@ def test_only_the_check_decides_how_the_form_is_kept(told, capsys):
         with suppress(PromptRefused):
             await user.answer()
         before = user.simulator.caller.model.format
-        [found] = await user_check.check(user.simulator)
+        [found] = await check(user.simulator)
         await user.answer()
         return before, user.simulator.caller.model.format, found["format"]
 
@@ -172,7 +172,7 @@ def test_how_long_a_server_wants_to_be_left_alone(value, seconds):
 
 def test_a_pause_is_kept_and_one_that_is_too_long_is_named(monkeypatch):
     """In milliseconds, too. Nobody could see that the pause was an hour."""
-    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 5)
+    monkeypatch.setattr("players.server.CALL_TIMEOUT", 5)
     responses = [failure(429, "slow", {"retry-after-ms": "400"}), (200, {}, completion("good"))]
     times, later = [], formatdate(time.time() + 4000, usegmt=True)
 
@@ -207,10 +207,10 @@ GLUED = json.dumps(completion("Hi.")).encode() + b"\n\ndata: [DONE]\n\n"
 def test_what_every_question_would_meet_ends_the_check_at_once(status, body, told, monkeypatch):
     """A stream was asked for eight times, each maybe paid, and then "may be tried later"; a quota
     that is used up for five minutes. One request, and the server's words."""
-    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 5)
+    monkeypatch.setattr("players.server.CALL_TIMEOUT", 5)
     with Loopback(reply=lambda request: (status, {}, body)) as server:
         with pytest.raises(SimulatorRefused, match=told):
-            asyncio.run(user_check.check(user_at(server).simulator))
+            asyncio.run(check(user_at(server).simulator))
         assert server.requests == 1
 
 
@@ -241,7 +241,7 @@ def test_what_is_whole_json_is_read(body):
 @pytest.mark.parametrize("fault, last", [("500", "status 500"), ("hang", "silent")])
 def test_what_does_not_heal_in_time_is_given_up(fault, last, monkeypatch):
     """No answer is made up, and nobody waits for ever."""
-    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr("players.server.CALL_TIMEOUT", 0.3)
     began = time.monotonic()
     with Loopback(faults={fault: 1.0}) as server:
         with pytest.raises(SimulatorFailed, match=f"no answer within 0.3 s; .*{last}"):
@@ -273,7 +273,7 @@ def test_what_is_refused_is_not_asked_twice(fault):
         assert issubclass(PromptRefused, UnreadableAnswers)
         if error is PromptRefused:  # at the first question it is the server's matter
             with pytest.raises(BadInput, match="refuses the prompts"):
-                asyncio.run(user_check.check(user_at(server).simulator))
+                asyncio.run(check(user_at(server).simulator))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_a_failure_inside_of_a_200_is_the_failure_that_it_says(response, error, 
     """Gateways send 200 and say inside of it what went wrong: with the code that the status should
     have been, in their own words. What is no answer at all may have been paid for: it is asked for
     a few times, not for five minutes."""
-    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.5)
+    monkeypatch.setattr("players.server.CALL_TIMEOUT", 0.5)
     with always(response) as server, pytest.raises(error, match=words):
         answer_of(server)
 
@@ -404,7 +404,7 @@ def test_the_check_tries_the_next_form_where_answers_cannot_be_read(body, kept, 
     with Loopback(reply=reply) as server:
         simulator = user_at(server).simulator
         if kept in FORMATS:
-            asyncio.run(user_check.check(simulator))
+            asyncio.run(check(simulator))
             assert (
                 simulator.caller.model.format == kept == forms[-1]
                 and simulator.caller.model.is_patient
@@ -413,7 +413,7 @@ def test_the_check_tries_the_next_form_where_answers_cannot_be_read(body, kept, 
             assert forms == [form for form in stricter for _ in range(tries)] + 3 * [kept]
         else:
             with pytest.raises(BadInput, match=kept):
-                asyncio.run(user_check.check(simulator))
+                asyncio.run(check(simulator))
             assert len(forms) == 3 * tries
 
 
@@ -688,7 +688,7 @@ def test_equal_questions_are_paid_for_once(tmp_path):
 def test_equal_questions_fail_together(tmp_path, monkeypatch):
     """One after the other, eight of them waited forty minutes for a server that was down. Afterwards
     the question is asked again."""
-    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.5)
+    monkeypatch.setattr("players.server.CALL_TIMEOUT", 0.5)
     with Loopback(faults={"hang": 1.0}) as server:
         user, began = user_at(server, log=CallLog(tmp_path / "calls.jsonl")), time.monotonic()
 
@@ -848,7 +848,7 @@ def test_a_server_that_goes_away_pauses_the_run(served, tiny_dir, tmp_path, capf
     whole, prompts = served
     out = tmp_path / "out"
     with Loopback(outage=(len(prompts) * 2 // 3, 1e9)) as server, monkeypatch.context() as patch:
-        patch.setattr("support.servers.CALL_TIMEOUT", 3)
+        patch.setattr("players.server.CALL_TIMEOUT", 3)
         assert rlver.main(flags_of(tiny_dir, server.url, out)) == 75
     answered = len(rows(out / "calls.jsonl"))
     assert answered == len(prompts) * 2 // 3 - 1
@@ -882,7 +882,7 @@ def test_the_key_is_sent_and_never_shown(served, tiny_dir, tmp_path, monkeypatch
 
 def test_nobody_listening_is_said_at_once(tiny_dir, tmp_path, monkeypatch, capfd):
     """The first try says that there will be more, or a newcomer takes the silence for a hang."""
-    monkeypatch.setattr("support.servers.CALL_TIMEOUT", 0.3)
+    monkeypatch.setattr("players.server.CALL_TIMEOUT", 0.3)
     flags = flags_of(tiny_dir, "http://127.0.0.1:9/v1", tmp_path / "out")
     _, told, stopped = output_of(capfd, 75, rlver.main, *flags).splitlines()
     assert "Connect" in told and told.endswith("trying again")

@@ -1,7 +1,8 @@
 """SmolLM2-135M: what recipes/convert_smollm2.py makes."""
 
+from models.loading import load_model
+from players.users import make_simulator
 from support.errors import BadModel
-from support.loading import load_model
 
 import asyncio
 import importlib.metadata
@@ -10,7 +11,6 @@ import json
 import pytest
 import torch
 
-from players import make_simulator
 from several_ranks import ROOT, run
 
 CONVERTER = ROOT / "recipes" / "convert_smollm2.py"

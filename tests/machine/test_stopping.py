@@ -1,6 +1,7 @@
 """A signal loses no step (support/stopping.py). It comes at six moments of a run, to the only
 process or to one of two ranks, and what goes on is the run that was let alone."""
 
+from models.build import Models
 from support import rundir
 
 import itertools
@@ -16,7 +17,6 @@ import pytest
 import ppo
 import rlver
 from conftest import ROOT
-from models import Models
 from runs import SMALL, alike, go, go_on, in_moods, words
 from several_ranks import torchrun
 

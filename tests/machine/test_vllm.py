@@ -1,14 +1,20 @@
 """vLLM for real: its CPU build samples in this process. Without it these tests skip by name;
 .ci/run has an environment for them."""
 
+from models.build import PROBE
+from models.chat_format import ChatFormat
+from models.loading import load_model, stop_ids
+from models.lora import AdapterView, SharedBase, merge
+from models.vllm_engine import VllmEngine
+from players import policies
+from players.check import example
+from players.local import LocalReader
+from players.reader import Reader, known_replies
+from players.server import ServerModel
 from support.answers import PROMPTS, code_of, fill, read_answer
-from support.chat_format import ChatFormat
 from support.files import write_json
-from support.loading import load_model, stop_ids
 from support.ranks import iter_full_weights
-from support.servers import ServerModel
 from support.settings import vllm_is_there
-from support.user_check import example
 
 import asyncio
 import contextlib
@@ -22,23 +28,17 @@ import numpy as np
 import pytest
 import torch
 
-import policy_and_users
 import rlver
 from agents import gossip, sampled
 from answering import simulator_of
 from conftest import make_tiny_model
-from local import LocalReader
-from lora import AdapterView, SharedBase, merge
-from models import PROBE
 from policy import Policy, pack
 from ppo import logp_gap
-from reader import Reader, known_replies
 from result_files import measure
 from runs import metrics, rows, words
 from simulator import REPLY_SCHEMA
 from teach import YES_NO, questions_of
 from tools import fitness
-from vllm_engine import VllmEngine
 
 pytestmark = pytest.mark.skipif(
     not vllm_is_there(), reason="vLLM is not installed; requirements-vllm.txt says what to install"
@@ -209,7 +209,7 @@ def test_a_run(flags, tied_dir, tmp_path):
 
 def test_it_samples_in_the_benchmark(tied_dir, tmp_path, monkeypatch):
     """evaluate.py takes vLLM where there is a GPU. Here it is told that there is one."""
-    monkeypatch.setattr(policy_and_users, "usual_engine", lambda is_toy: "vllm")
+    monkeypatch.setattr(policies, "usual_engine", lambda is_toy: "vllm")
     out = tmp_path / "results.jsonl"
     flags = "--limit 3 --max-turns 2 --max-tokens 8".split()
     assert measure("--policy", tied_dir, *flags, "--out", out) == 0

@@ -2,6 +2,7 @@
 user is played, the policy's prompt. Scores with other users are not compared, a result file is not
 gone on with, a run that goes on warns."""
 
+from players.users import digests_of_texts, make_simulator
 from support import answers
 from support.files import read_json, write_json
 
@@ -12,7 +13,6 @@ import pytest
 import evaluate
 import rlver
 from people import Profile
-from players import digests_of_texts, make_simulator
 from result_files import SHORT, measure, our_line, train, write
 from runs import output_of, refuse, rows
 from server import Loopback, completion

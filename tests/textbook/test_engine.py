@@ -2,6 +2,8 @@
 given up. The yardstick for its log-probs is a row a turn (agents.by_rows).
 """
 
+from models.engine import TorchEngine
+
 import asyncio
 import copy
 
@@ -19,7 +21,6 @@ from agents import (
     gossip,
     sampled,
 )
-from engine import TorchEngine
 from rollout import Agent
 
 

@@ -2,6 +2,8 @@
 plainest way to do it: one row a turn, the model's own causal mask, nothing cached or packed.
 """
 
+from models.engine import TorchEngine
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,6 @@ from agents import (
     sampled,
     speak,
 )
-from engine import TorchEngine
 from policy import Policy, pack, token_scores
 
 

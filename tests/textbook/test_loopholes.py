@@ -2,6 +2,8 @@
 that policies found, each closed; the weak scorer, which has them all, shows that they are real. The
 last test searches for a fixed reply that would do without listening."""
 
+from players.users import make_simulator
+
 import asyncio
 import random
 
@@ -10,7 +12,6 @@ import pytest
 
 from emotion import NEEDS, TRAINING
 from people import toy_profiles
-from players import make_simulator
 from rollout import converse
 from scripted import Agent
 from simulator import User

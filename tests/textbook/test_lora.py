@@ -2,6 +2,7 @@
 the merged model that everybody else sees. The yardstick is the plain model with W + (alpha / r) B A
 in the place of W."""
 
+from models.lora import add_adapters, merge, use_adapter
 from support.errors import BadInput
 from support.ranks import iter_full_weights
 
@@ -23,7 +24,6 @@ from transformers import (
 from adapters import shared
 from agents import assert_close, random_episode
 from conftest import make_tiny_model
-from lora import add_adapters, merge, use_adapter
 from policy import Policy, pack, recompute_activations
 
 

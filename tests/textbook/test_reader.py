@@ -1,8 +1,12 @@
-"""Feelings that are read (reader.py): log-odds by hand, one row for all questions against one pass for
+"""Feelings that are read (players/reader.py): log-odds by hand, one row for all questions against one pass for
 each, and from log-odds to a change."""
 
-from support import user_check
-from support.calls import CallLog
+from players import reader
+from players.calls import CallLog
+from players.check import check, learn
+from players.local import LocalReader
+from players.reader import LIKELIEST, Reader, ReadUser, known_replies, log_odds
+from players.users import make_simulator
 from support.errors import BadModel, SimulatorFailed, UnreadableAnswers
 from support.files import digest, read_json
 from support.results import analysis_in
@@ -18,12 +22,8 @@ import pytest
 import torch
 
 import evaluate
-import reader
 import rlver
 from answering import simulator_of
-from local import LocalReader
-from players import make_simulator
-from reader import LIKELIEST, Reader, ReadUser, known_replies, log_odds
 from runs import SMALL, go_on, refuse, rows, words
 from server import Loopback, completion, failure
 from simulator import EMOTION_SCHEMA
@@ -318,12 +318,12 @@ def test_one_odd_answer_to_the_known_replies(odd, told, capsys):
 
     with listing(pairs_of) as server:
         simulator = make_simulator("toy", reader=f"openai:m@{server.url}", concurrency=1)
-        found = asyncio.run(user_check.check(simulator))
+        found = asyncio.run(check(simulator))
     out, err = capsys.readouterr()
     assert re.search(told, " ".join((out + err).split())) and len(asked) == 252
     hearing = simulator.reader
     scale, hearing.scale, hearing.caller.model.replaced = hearing.scale, {}, {}
-    user_check.learn(simulator, found)
+    learn(simulator, found)
     assert hearing.caller.model.replaced == {"top_logprobs": 5} and hearing.scale == scale != {}
 
 

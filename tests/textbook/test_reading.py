@@ -4,6 +4,7 @@ made here, so here it could be forged.
 "Defect N" is a line of docs/differences.md of what the released code does.
 """
 
+from players.calls import CallLog
 from support.answers import (
     CODE_LETTERS,
     MAX_ANSWER_LENGTH,
@@ -12,7 +13,6 @@ from support.answers import (
     load_prompt,
     read_answer,
 )
-from support.calls import CallLog
 from support.errors import UnreadableAnswers
 
 import asyncio

@@ -2,13 +2,14 @@
 a reply, and how much of it fits into the context.
 """
 
+from models.engine import TorchEngine
+
 import asyncio
 
 import numpy as np
 import pytest
 
 from agents import LINES, THOUGHTS, Recorder, episode_of, gossip, sampled, speak
-from engine import TorchEngine
 from policy import pack
 from rollout import Agent, split_thought, tokens_sampled
 

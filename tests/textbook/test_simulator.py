@@ -1,9 +1,11 @@
 """The simulator that all users share: the check before the first dialogue, prompts that are
 refused, the clock. (How it asks: test_reading.py.)"""
 
+from players.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, Caller, CallLog
+from players.check import CHECK_REPLIES, check, example
+from players.local import LocalModel, load_local
 from support import clock
 from support.answers import PROMPTS
-from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, Caller, CallLog
 from support.errors import (
     BadInput,
     PromptRefused,
@@ -12,7 +14,6 @@ from support.errors import (
     UnreadableAnswers,
 )
 from support.files import read_jsonl
-from support.user_check import CHECK_REPLIES, check, example
 
 import asyncio
 import shutil
@@ -21,7 +22,6 @@ from types import SimpleNamespace
 import pytest
 
 from answering import Model, feeling, simulator_of, user_of
-from local import LocalModel, load_local
 from people import toy_profiles
 from simulator import User
 
@@ -61,7 +61,7 @@ def test_the_check_brings_its_own_person(lang, tmp_path, monkeypatch):
     place = shutil.copytree(PROMPTS, tmp_path / "prompts")
     path = place / "profiles" / f"{lang}_train.jsonl"
     path.write_text("\n".join(path.read_text("utf-8").splitlines()[::-1]), "utf-8")
-    monkeypatch.setattr("support.user_check.PROMPTS", place)
+    monkeypatch.setattr("players.check.PROMPTS", place)
     assert example(simulator).values() == person
 
 

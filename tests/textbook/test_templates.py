@@ -6,10 +6,12 @@ reply has, the next speaker's token taken for the end of a reply. A model that i
 scaffold learns, and is wrong wherever its own template is used.
 """
 
-from support.chat_format import ChatFormat
+from models.chat_format import ChatFormat
+from models.engine import TorchEngine
+from models.loading import load_model, stop_ids
+from players.local import load_local
 from support.errors import BadModel, naming
 from support.files import write_json
-from support.loading import load_model, stop_ids
 
 import asyncio
 import copy
@@ -22,9 +24,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from agents import LINES, speak
 from conftest import make_tiny_model
-from engine import TorchEngine
 from families import FAMILIES, THINKING, byte_level, chatml, tokenizer_of
-from local import load_local
 from rollout import take_thoughts
 
 

@@ -1,6 +1,8 @@
 """The embedded world: its people, the scripted user, and what helps whom. Tests go by the rules of
 toy/world.py, not by its present wording."""
 
+from players.users import make_simulator
+
 import asyncio
 import re
 from collections import Counter
@@ -9,7 +11,6 @@ import pytest
 
 from emotion import NEEDS
 from people import Profile, toy_profiles
-from players import make_simulator
 from simulator import User
 from toy import world
 from toy.words import ACTS, CUES, FEELING_WORDS, PERSON_WORDS, join_parts

@@ -3,6 +3,7 @@
 "Defect N" is a line of docs/differences.md of what the released code does.
 """
 
+from players.users import check_playable, make_simulator
 from support.errors import BadInput
 
 import asyncio
@@ -12,7 +13,6 @@ import pytest
 
 from answering import LIN, Model, simulator_of
 from people import Profile, load_profiles, toy_profiles
-from players import check_playable, make_simulator
 from result_files import write
 from simulator import User
 

@@ -1,23 +1,15 @@
-"""local.py - language models in this process that are not trained:
+"""players/local.py - language models in this process that are not trained:
 
     load_engine               a policy that is evaluated, or the model of a LocalModel
     load_local, LocalModel    the model behind the users, or a judge: it answers prompts
-    LocalReader               the model of a reader (reader.py): the next word is read
+    LocalReader               the model of a reader (players/reader.py): the next word is read
 
-(Models on a server: support/servers.py.)
+(Models on a server: players/server.py.)
 """
 
-from support.calls import (
-    CUT,
-    MAX_ANSWER_TOKENS,
-    MAX_THINKING_TOKENS,
-    AdaptiveModel,
-    Answer,
-    key_of_call,
-)
-from support.chat_format import ChatFormat
-from support.errors import BadInput, BadModel, PromptRefused, naming
-from support.loading import (
+from models.chat_format import ChatFormat
+from models.engine import TorchEngine, make_vllm_engine
+from models.loading import (
     best_device,
     best_dtype,
     directory_of,
@@ -26,6 +18,15 @@ from support.loading import (
     read_by,
     stop_ids,
 )
+from players.calls import (
+    CUT,
+    MAX_ANSWER_TOKENS,
+    MAX_THINKING_TOKENS,
+    AdaptiveModel,
+    Answer,
+    key_of_call,
+)
+from support.errors import BadInput, BadModel, PromptRefused, naming
 
 import asyncio
 import copy
@@ -37,7 +38,6 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig
 
-from engine import TorchEngine, make_vllm_engine
 from policy import pack, tree_mask
 from rollout import Episode, Segment
 
@@ -133,7 +133,7 @@ def ids_of_prompt(model, prompt, room):
 
 
 class LocalReader:
-    """A model in this process whose next word is read (reader.py), the model in the directory
+    """A model in this process whose next word is read (players/reader.py), the model in the directory
     `path`.
 
     All questions about a reply begin alike. So they are one row: the beginning once, as a trunk,

@@ -1,4 +1,4 @@
-"""support/servers.py - a language model on a server that speaks OpenAI's protocol.
+"""players/server.py - a language model on a server that speaks OpenAI's protocol.
 
 From top to bottom: the model, what follows from a status (`refusal_by`), and what it changes of its
 requests while it is asked (`adapt`); reading a response; making a request.
@@ -13,7 +13,7 @@ A failure is one of three exceptions (support/errors.py):
 second.
 """
 
-from support.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, AdaptiveModel, Answer
+from players.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, AdaptiveModel, Answer
 from support.errors import BadInput, PromptRefused, SimulatorFailed, SimulatorRefused, one_line
 from support.files import parse_json
 
@@ -37,7 +37,7 @@ FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
-FORMAT_RETRIES = 3  # after a 5xx, until `user_check.check` tries the next format
+FORMAT_RETRIES = 3  # after a 5xx, until players/check.py tries the next format
 # Seconds between two tries: they double from the first to the last one.
 FIRST_PAUSE, MAX_PAUSE = 0.5, 8
 # Sent with every question, beside the temperature. vLLM takes what a request does not say from the
@@ -81,7 +81,7 @@ class ServerModel(AdaptiveModel):
         # alias is served by a version. A second one is another model, and the results are mixed.
         self.served = []
 
-        # The state. Only `user_check.check` changes the format, because a later refusal may be
+        # The state. Only players/check.py changes the format, because a later refusal may be
         # about the words of a prompt.
         self.format = FORMATS[0]
         self.limit = "max_tokens"  # the name of the limit of tokens: gpt-5 has another

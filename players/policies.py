@@ -1,18 +1,19 @@
-"""policy_and_users.py - the two sides of an evaluation, a policy and its users: found by name, set up
+"""players/policies.py - the two sides of an evaluation, a policy and its users: found by name, set up
 by flags and by the policy's run, and loaded. For evaluate.py and tools/chat.py.
 
 From top to bottom: who decides about a setting, a flag or the run; the policy; its users; flags.
 """
 
+from players.check import models_of
+from players.server import SAMPLING, ServerModel
+from players.users import check_playable, digests_of_texts, local_models, make_simulator
 from support import files
 from support.answers import PROMPTS, load_prompt
 from support.command_line import emotion_value, natural, positive, split_name
 from support.errors import BadInput
 from support.results import POLICY_SETTINGS
 from support.rundir import FIRST_CHECKPOINT, checkpoints, settings_of_run, state_of
-from support.servers import SAMPLING, ServerModel
 from support.settings import add_settings, usual_engine
-from support.user_check import models_of
 
 import os
 from collections import ChainMap
@@ -23,7 +24,6 @@ from typing import Callable, NamedTuple
 
 from emotion import BENCHMARK
 from people import held_out_of_run, load_profiles, toy_profiles
-from players import check_playable, digests_of_texts, local_models, make_simulator
 from rollout import Agent, read_reply
 from toy import world
 

@@ -1,4 +1,4 @@
-"""lora.py - low-rank adapters (Hu 2021, arXiv 2106.09685), written by hand.
+"""models/lora.py - low-rank adapters (Hu 2021, arXiv 2106.09685), written by hand.
 
 Every linear layer of the transformer blocks gets two thin matrices beside its own:
 
@@ -17,9 +17,9 @@ Engines and checkpoints get plain models, with W + (alpha / r) B A in the place 
 out: dropout, and adapters on embeddings and output layer.
 """
 
+from models.loading import blocks_of
 from support.errors import BadInput
 from support.files import write_json
-from support.loading import blocks_of
 from support.ranks import full_tensor, iter_full_weights
 
 import contextlib

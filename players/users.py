@@ -1,14 +1,14 @@
-"""players.py - which model plays the users: a script, a model on a server or one in this process.
-With a reader (reader.py) that model only speaks, and a second one hears.
+"""players/users.py - which model plays the users: a script, a model on a server or one in this process.
+With a reader (players/reader.py) that model only speaks, and a second one hears.
 
 From top to bottom: the Simulator of a run; of any program; its language model; who can play whom.
 """
 
-from support.calls import Caller
+from players.calls import Caller
+from players.check import models_of
 from support.command_line import SCRIPTED, split_name
 from support.errors import BadInput
 from support.files import digest
-from support.user_check import models_of
 
 from simulator import Simulator
 from toy import world
@@ -63,7 +63,7 @@ def make_simulator(
     bound = concurrency if (name or "").startswith("openai:") else None
     simulator = Simulator(Caller(llm, concurrency=bound, **shared), lang, difficulty, retries)
     if reader:
-        from reader import WORDS, Reader, ReadUser  # here, because most runs have none
+        from players.reader import WORDS, Reader, ReadUser  # here, because most runs have none
 
         if difficulty != "vanilla":
             raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
@@ -80,7 +80,7 @@ def language_model(name, flag, temperature, timeout=60.0, template_args=None, wo
     if words:  # the first word is read, so it must not be part of a thought
         template_args = {**(template_args or {}), "enable_thinking": False}
     if kind == "openai":
-        from support.servers import ServerModel  # here, because most runs of the toy ask no server
+        from players.server import ServerModel  # here, because most runs of the toy ask no server
 
         return ServerModel(model, url, temperature, timeout, template_args)
     if kind != "local" or not model:
@@ -94,7 +94,7 @@ def language_model(name, flag, temperature, timeout=60.0, template_args=None, wo
 def local_models():
     """The module local. It is imported by the first call, because it loads torch: to print the
     scores of a result file, evaluate.py needs no model."""
-    import local
+    from players import local
 
     return local
 

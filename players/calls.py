@@ -1,4 +1,4 @@
-"""support/calls.py - calling a language model: its answers, the number of calls at once, and the log
+"""players/calls.py - calling a language model: its answers, the number of calls at once, and the log
 of all answers.
 
 A model is any `async def model(prompt, schema=None)` that returns an Answer or its text. The schema

@@ -1,4 +1,4 @@
-r"""support/chat_format.py - a model's chat template, cut into pieces of token ids.
+r"""models/chat_format.py - a model's chat template, cut into pieces of token ids.
 
 A dialogue grows by one message at a time, and a sampled token must never be encoded again. But a
 template renders only whole dialogues, as text. So one dummy dialogue is rendered and cut at its

@@ -1,9 +1,9 @@
-"""support/user_check.py - the questions to a user's model before the first dialogue. They reveal a
+"""players/check.py - the questions to a user's model before the first dialogue. They reveal a
 wrong key, and a model that cannot keep the form of an answer or tell kind from cruel.
 """
 
+from players.calls import AdaptiveModel, CallLog
 from support.answers import PROMPTS
-from support.calls import AdaptiveModel, CallLog
 from support.command_line import print_folded
 from support.errors import (
     BadInput,

@@ -1,4 +1,4 @@
-"""engine.py - the engine that samples for the policy, in plain PyTorch. (vllm_engine.py is the other
+"""models/engine.py - the engine that samples for the policy, in plain PyTorch. (models/vllm_engine.py is the other
 one.) An engine holds the whole weights, not a shard of them.
 
     await generate(prompt, max_tokens, rng, key)    sample a reply: (ids, log_probs)
@@ -316,6 +316,6 @@ class TorchEngine:
 
 def make_vllm_engine(path, stop_ids, **settings):
     """A vllm_engine.VllmEngine, with the arguments of that class."""
-    from vllm_engine import VllmEngine  # here, because most machines have no vLLM
+    from models.vllm_engine import VllmEngine  # here, because most machines have no vLLM
 
     return VllmEngine(path, stop_ids, **settings)

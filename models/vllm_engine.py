@@ -1,4 +1,4 @@
-"""vllm_engine.py - the engine that samples for the policy by vLLM. It has the methods of
+"""models/vllm_engine.py - the engine that samples for the policy by vLLM. It has the methods of
 engine.TorchEngine, and shares no code with the trainer, not even the layers of transformers.
 """
 

@@ -1,4 +1,4 @@
-"""models.py - what one rank trains and samples with: policy, critic, reference, optimizers, engine.
+"""models/build.py - what one rank trains and samples with: policy, critic, reference, optimizers, engine.
 
 A run builds them from the starting policy or from a checkpoint. After each update the engine is
 given the new weights (`sync`); vLLM then samples a few tokens, whose log-probs show that the new
@@ -7,11 +7,9 @@ DistanceFromStart: a few dialogues of the starting policy are kept, and measure 
 when its weights are not in memory.
 """
 
-from support.answers import load_prompt
-from support.chat_format import ChatFormat
-from support.errors import CannotWrite, SelfCheckFailed, naming
-from support.files import write_whole
-from support.loading import (
+from models.chat_format import ChatFormat
+from models.engine import TorchEngine, make_vllm_engine
+from models.loading import (
     best_device,
     best_dtype,
     load_model,
@@ -20,6 +18,9 @@ from support.loading import (
     stop_ids,
     write_model,
 )
+from support.answers import load_prompt
+from support.errors import CannotWrite, SelfCheckFailed, naming
+from support.files import write_whole
 from support.ranks import (
     all_gather_list,
     all_reduce_sum,
@@ -39,7 +40,6 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from engine import TorchEngine, make_vllm_engine
 from policy import Batch, Critic, Policy, dummy_batch, pack, recompute_activations
 from ppo import kl_penalty, log_probs_of, logp_gap
 from rollout import SEEDS, Episode, Segment
@@ -68,7 +68,7 @@ class Models:
     """Policy, critic (PPO), reference (with a KL or adapters), their optimizers, and the sampling
     engine.
 
-    policy, critic, reference     modules, or views of one (lora.py); None for what the run lacks
+    policy, critic, reference     modules, or views of one (models/lora.py); None for what the run lacks
     optimizer, critic_optimizer   AdamW over the fp32 masters; the second is None without a critic
     engine                        a TorchEngine or a VllmEngine
     tokenizer, chat               the tokenizer, and its ChatFormat
@@ -315,7 +315,7 @@ def build_full(cfg, model, tensors, source, start, dtype):
 def build_lora(cfg, model, tensors):
     """(base, policy, critic, reference): views of one frozen model with adapters, the base; critic
     is None without PPO. Arguments as of `build_full`."""
-    from lora import AdapterView, SharedBase  # here, because most runs train the whole model
+    from models.lora import AdapterView, SharedBase  # here, because most runs train the whole model
 
     base = SharedBase(
         Policy(model, cfg.temperature),
@@ -342,7 +342,7 @@ def make_masters(module, device="cpu", dtype=torch.float32):
     checkpoint's file, so that unread weights take no memory. Build an optimizer after it: the
     parameters of shards are new ones."""
     if torch.distributed.is_initialized():
-        from support.sharding import shard  # here, because one process on a CPU has no shards
+        from models.sharding import shard  # here, because one process on a CPU has no shards
 
         shard(module, device, dtype, before=to_fp32)
     else:

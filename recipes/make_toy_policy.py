@@ -1,8 +1,8 @@
-"""toy/make_policy.py - the toy's starting policies, half a million parameters each: a corpus of
+"""recipes/make_toy_policy.py - the toy's starting policies, half a million parameters each: a corpus of
 dialogues, and supervised training on it. Nothing imports this program: its results, toy/policy/,
 are in the repository.
 
-    python toy/make_policy.py        makes both policies anew, in some minutes
+    python recipes/make_toy_policy.py        makes both policies anew, in some minutes
 
 The corpus teaches the words, also those of the held-out users, and bad habits. Reinforcement
 learning has to find which sentence helps which user.
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from support.chat_format import ChatFormat
+from models.chat_format import ChatFormat
 from support.command_line import Parser
 
 import hashlib

@@ -1,4 +1,4 @@
-"""reader.py - the emotion read from log-probs, not from a written answer: `--reader`.
+"""players/reader.py - the emotion read from log-probs, not from a written answer: `--reader`.
 
 In the paper f_emo is written: a language model analyses the reply and writes a number. A small
 model writes nearly the same number for every reply. It tells replies apart better in its log-probs
@@ -18,8 +18,8 @@ is fit:
     python -m tools.fitness --reader local:DIR
 """
 
+from players.calls import AdaptiveModel, Caller
 from support.answers import PROMPTS, as_json, fill, load_prompt
-from support.calls import AdaptiveModel, Caller
 from support.command_line import print_folded
 from support.errors import MAX_LOST, BadModel, UnreadableAnswers
 from support.files import digest, parse_json, read_jsonl

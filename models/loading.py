@@ -1,4 +1,4 @@
-"""support/loading.py - a model and its tokenizer, from a directory and into one.
+"""models/loading.py - a model and its tokenizer, from a directory and into one.
 
 From top to bottom: what loads (`load_model`, `load_tensors`) and what it is made of; what refuses a
 model that cannot be trained here, each in one line; what writes (`write_model`); what is asked of a

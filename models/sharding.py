@@ -1,8 +1,8 @@
-"""support/sharding.py - weights in shards: FSDP2, which each rank of a run with a GPU, or with several
+"""models/sharding.py - weights in shards: FSDP2, which each rank of a run with a GPU, or with several
 ranks, needs. One process on a CPU never loads this file.
 """
 
-from support.loading import blocks_of
+from models.loading import blocks_of
 
 import torch
 import torch.distributed as dist
