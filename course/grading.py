@@ -146,9 +146,15 @@ def home_of(place, files):
     """The directory with the `files` to grade, or some of them: `place`, or a folder in it, which a
     packing program may have added. Raises BadInput if there is no such directory."""
     for home in [place, *sorted(place.glob("*/"))]:
-        if any((home / file).is_file() for file in files):
+        if any(place_of(home, file).is_file() for file in files):
             return home
     raise BadInput(f"grade {place}: none of the files to grade is there; is it a handout?")
+
+
+def place_of(home, file):
+    """Where a submission has a file. In handouts of an earlier version engine.py had no folder."""
+    is_old = not (home / file).exists() and (home / Path(file).name).exists()
+    return home / (Path(file).name if is_old else file)
 
 
 def open_csv(name):
@@ -205,7 +211,7 @@ def answered(home, exercise, others):
     the `others` in its file}. What an editor did to a file costs no points: a mark at its
     beginning, other line ends, and, in a comment say, bytes that are no UTF-8."""
     file = exercise["file"]
-    theirs = (home / file).read_text(encoding="utf-8-sig", errors="replace")
+    theirs = place_of(home, file).read_text(encoding="utf-8-sig", errors="replace")
     ours = (ROOT / file).read_text(encoding="utf-8")
     together = [one for one in (*others, exercise) if one["file"] == file]
     functions = [function for one in together for function in one["functions"]]

@@ -111,8 +111,8 @@ def merge(ours, theirs, names):
     are new, as texts. Both keep their order: one that is also in our file, or binds a name of it,
     comes behind what is there.
 
-    Left out is what is the same in both, and another form of a function or class of ours. Each
-    other statement runs, of whatever kind it is, and then our names have our values again.
+    Left out is what is the same in both, another form of a function or class of ours, and an import
+    of names that we import (from where they were in an earlier handout). Each other statement runs, of whatever kind it is, and then our names have our values again.
     """
     # a function of `names` stands where it does in their file
     texts = ["" if getattr(node, "name", None) in names else ast.unparse(node) for node in ours]
@@ -128,7 +128,8 @@ def merge(ours, theirs, names):
         place = max((places[key] + 1 for key in keys), default=0)
         merged += texts[done:place]
         done = max(done, place)
-        if text in places or getattr(node, "name", None) in our_names:
+        bound = names_bound(node) if isinstance(node, IMPORTS) else {getattr(node, "name", None)}
+        if text in places or (bound and bound <= our_names):
             continue
         if isinstance(node, FUNCTIONS):
             merged.append(text)

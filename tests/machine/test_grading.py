@@ -92,6 +92,13 @@ def test_the_shell_of_the_teacher_changes_no_grade(tmp_path, monkeypatch):
     assert course.main(["grade", str(place), "--only", "groups"]) == 0
 
 
+def test_a_file_of_a_handout_without_rooms(tmp_path):
+    """engine.py stood at the top: what lies there is graded, with our own imports."""
+    (tmp_path / "engine.py").write_text("def f():\n    return 3\n")
+    place = grading.place_of(grading.home_of(tmp_path, ["models/engine.py"]), "models/engine.py")
+    assert place == tmp_path / "engine.py"
+
+
 def submission(tmp_path, file, change=lambda text: text):
     """The directory of a submission: our own `file`, changed."""
     place = tmp_path / "anna"

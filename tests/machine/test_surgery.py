@@ -174,6 +174,7 @@ def test_a_statement_of_any_kind_makes_new_names_and_leaves_ours(kind):
         "TABLE += [2]",
         "TABLE.clear()",
         "from math import pi as LIMIT, tau as Box",
+        "from gone.since import math",
         "class Box(1): pass",
         "@1\ndef Box(): pass",
     ],
