@@ -88,7 +88,7 @@ def test_any_of_the_models_stop_ids_ends_a_reply(think, tmp_path, tiny_tokenizer
 
     local = load_local(str(tmp_path), 0.0)
     local.engine.generate = AsyncMock(return_value=([eot], [0.0]))
-    assert asyncio.run(local("Hello.")) == "" and local.engine.stop_ids == {im, eot}
+    assert asyncio.run(local("Hello.")).text == "" and local.engine.stop_ids == {im, eot}
 
 
 @pytest.mark.parametrize(
