@@ -1,5 +1,7 @@
 """tools/chat.py: to talk to a policy, or to watch it talk."""
 
+from support.rundir import RunDir
+
 import re
 from unittest.mock import Mock
 
@@ -72,6 +74,7 @@ def test_control_characters_of_a_model_are_shown_as_signs(tmp_path, monkeypatch,
         for code, flags in ((0, []), (2, ["--max-tokens", "9"]), (0, talk)):
             type_in(monkeypatch, "Hello.")
             assert chat.main([model, *flags]) == code
+    RunDir.tell(Mock(first=True), SIGNS)  # a run prints dialogues, too
     out, err = capsys.readouterr()
     assert not re.search(
         r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", re.sub("\r\n", "", out + err)
