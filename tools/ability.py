@@ -21,7 +21,7 @@ import numpy as np
 
 from evaluate import sign_flips
 from tools.dialogues import show_table, tool_parser, write_outputs
-from tools.stats import interval
+from tools.intervals import interval
 
 
 def mcnemar(b, c):

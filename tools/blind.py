@@ -32,7 +32,7 @@ from tools.dialogues import (
     tool_parser,
     write_outputs,
 )
-from tools.stats import interval
+from tools.intervals import interval
 
 QUESTIONS = ("better overall", "understands more", "helps more")
 COLUMNS = ["wins", "from", "to", "pairs", "alpha"]

@@ -46,7 +46,7 @@ from tools.dialogues import (
     tool_parser,
     write_outputs,
 )
-from tools.stats import interval, pearson
+from tools.intervals import interval, pearson
 
 # ---------------------------------------------------------------------------------------- questions
 

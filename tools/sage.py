@@ -24,7 +24,7 @@ from pathlib import Path
 
 from emotion import BENCHMARK
 from evaluate import print_score, tables_of
-from tools.stats import spearman
+from tools.intervals import spearman
 
 # -------------------------------------------------------------------------------- reading the files
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tools.blind import krippendorff
-from tools.stats import spearman
+from tools.intervals import spearman
 
 
 def test_ranks_by_hand():

@@ -1,4 +1,4 @@
-"""tools/stats.py - intervals and correlations. The functions do not depend on what the numbers
+"""tools/intervals.py - intervals and correlations. The functions do not depend on what the numbers
 measure. (evaluate.py has the test of paired differences.)
 """
 
