@@ -1,6 +1,6 @@
 """Result files: what they hold, their scores, and comparisons of them."""
 
-from players.policies import find_weights, newest_run
+from players.policies import find_weights, newest_run, settings_of_talk
 from support.errors import BadInput
 from support.files import read_json
 from support.needs import need_of
@@ -226,6 +226,24 @@ def test_a_policy_that_is_not_there_is_said_in_plain_words(half, tmp_path, monke
     refuse(capfd, "--score", "nowhere.jsonl", main=evaluate.main)
     for flags in ("runs/TYPO", "empty", "runs/mine --think", "runs/mine --step 7"):
         refuse(capfd, "--policy", *flags.split(), main=evaluate.main)
+
+
+def test_who_decides_a_flag_or_the_run():
+    """The policy replies as it was trained, but for the length; its users are those of the flags; the
+    run's reader belongs to the run's simulator."""
+    names = "think lang max_tokens template_args simulator difficulty reader".split()
+    flags, run = ({name: (side, name) for name in names} for side in ("flag", "run"))
+
+    def deciders(flags, run):
+        found = vars(settings_of_talk(flags, run)).items()
+        return {name: value[0] for name, value in found if isinstance(value, tuple)}
+
+    both = deciders(flags, run)
+    of_run = {name for name, side in both.items() if side == "run"}
+    assert of_run == {"think", "policy_lang", "template_args"}
+    assert {*deciders(flags, {}).values()} == {"flag"} and deciders(flags, {}).keys() == both.keys()
+    assert {*deciders({}, run).values()} == {"run"} and deciders({}, run).keys() == both.keys()
+    assert both.keys() - deciders({"simulator": "toy"}, run).keys() == {"simulator", "reader"}
 
 
 def test_the_newest_run_is_the_one_that_ended_last(tmp_path, monkeypatch):
