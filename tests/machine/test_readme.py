@@ -143,12 +143,7 @@ def test_the_toy_commands_run(flags, tmp_path):
 
 
 # what a run is made of, with no example of its own
-NO_SCRIPTS = {
-    f"{name}.py"
-    for name in (
-        "emotion engine local lora models policy_and_users people players reader reference rollout scoring simulator vllm_engine".split()
-    )
-}
+NO_SCRIPTS = {f"{name}.py" for name in ("emotion people rollout simulator".split())}
 SCRIPTS = sorted({path.name for path in ROOT.glob("*.py")} - NO_SCRIPTS)
 TOOLS = [
     f"tools.{path.stem}"
