@@ -4,16 +4,19 @@
     python tests/teach.py DIR
 """
 
+import sys
+from pathlib import Path
+
+sys.path[:0] = map(str, (Path(__file__).resolve().parent.parent, Path(__file__).resolve().parent))
 from players.local import LocalReader
 from players.reader import Reader, known_replies
 
-import sys
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
-import conftest  # first: it sets the path
+import conftest
 
 YES_NO = ("yes", "no")
 
