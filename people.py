@@ -160,7 +160,8 @@ def held_out_of_run(out, settings):
     its rlver.json). They are kept there, or in heldout.json. An earlier version wrote only their
     ids: then the files of --profiles must still have these people. Raises BadInput."""
     kept, paths = settings.get("heldout") or read_json(out / "heldout.json"), settings["profiles"]
-    if not paths or (len(paths) > 1 and not kept):  # a copy of a checkpoint of an earlier version
+    # the toy's people; or two files, and a copy of a checkpoint of an earlier version
+    if not paths or (len(paths) > 1 and not kept):
         return users_of_run(paths, settings["eval_size"])[1]
     if not kept:
         raise BadInput(f"{out}: heldout.json is missing: whom did it hold out? Name --profiles")

@@ -15,7 +15,7 @@
 printing and pictures are in support/; a first reading can skip them.
 """
 
-# support comes first: it sets up what must be set up before torch is imported
+# The rooms and support come first: these set up what must be set up before torch is imported.
 from models.build import Models
 from models.loading import return_freed_memory
 from players.calls import CallLog

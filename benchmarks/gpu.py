@@ -10,7 +10,7 @@ measured in its own process, with a run's own Models, engine and update, and pri
   * sampling: 64 prompts of 300 tokens, 64 replies of 100 tokens, the torch engine
   * update: one optimizer step on 16 rows of 1,024 tokens, 4 of 4,096, 2 of 8,192, each thought with
     its reply on a branch. MFU counts 6 N operations a token for a whole model and 4 N for adapters
-    (models/lora.py), of the policy and, with PPO, of the critic. It leaves out attention, what is computed
+    (lora.py), of the policy and, with PPO, of the critic. It leaves out attention, what is computed
     a second time in the backward pass, and passes without gradients. So the hardware does more
     operations than MFU counts, up to twice as many.
   * memory: the largest that torch had allocated

@@ -1,5 +1,5 @@
-"""small.py - a language model that hears replies (players/reader.py): what ten fixed policies earn from it,
-and what a small language model learned from training on it. tables.py calls it, and docs/small.md
+"""small.py - a language model that hears replies (players/reader.py): what ten fixed policies earn
+from it, and what a small language model learned from training on it. tables.py calls it, and docs/small.md
 shows its tables.
 """
 
@@ -35,8 +35,8 @@ from tools.replay import final_score, heard_by_all, one_of_each_need, replay_all
 READER = os.environ.setdefault("READER", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
 
 # Policies that need no training: the replies of three turns, whatever is heard. None: the user's
-# own line. They were written before the weights of players/reader.py. The best of them must not earn much,
-# or a policy would learn nothing else.
+# own line. They were written before the weights of players/reader.py. The best of them must not earn
+# much, or a policy would learn nothing else.
 CONSTANTS = {
     "is sorry, three times": ["I'm so sorry."] * 3,
     "nothing": ["Okay."] * 3,

@@ -112,7 +112,8 @@ def merge(ours, theirs, names):
     comes behind what is there.
 
     Left out is what is the same in both, another form of a function or class of ours, and an import
-    of names that we import (from where they were in an earlier handout). Each other statement runs, of whatever kind it is, and then our names have our values again.
+    of names that our file has, too. Each other statement runs, of whatever kind it is, and then our
+    names have our values again.
     """
     # a function of `names` stands where it does in their file
     texts = ["" if getattr(node, "name", None) in names else ast.unparse(node) for node in ours]
@@ -136,7 +137,9 @@ def merge(ours, theirs, names):
             continue
         merged += [keep, text, GIVE_BACK]
         # once more what may have been changed in its place: a list, a table
-        merged += [texts[at] for at in range(done) if isinstance(ours[at], ast.Assign)]
+        merged += [
+            texts[at] for at in range(done) if isinstance(ours[at], (ast.Assign, ast.AnnAssign))
+        ]
     return merged + texts[done:]
 
 

@@ -19,7 +19,7 @@ for place in (Path.cwd(), Path.cwd().parent):
     if (place / "rlver.py").is_file():
         sys.path.insert(0, str(place))
 
-# support comes first: it sets what torch reads when it is imported
+# the rooms come first: they import support, which sets what torch reads when it is imported
 from models.build import adamw
 from models.chat_format import ChatFormat
 from models.engine import TorchEngine

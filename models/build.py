@@ -1,4 +1,5 @@
-"""models/build.py - what one rank trains and samples with: policy, critic, reference, optimizers, engine.
+"""models/build.py - what one rank trains and samples with: policy, critic, reference, optimizers,
+engine.
 
 A run builds them from the starting policy or from a checkpoint. After each update the engine is
 given the new weights (`sync`); vLLM then samples a few tokens, whose log-probs show that the new
@@ -68,7 +69,7 @@ class Models:
     """Policy, critic (PPO), reference (with a KL or adapters), their optimizers, and the sampling
     engine.
 
-    policy, critic, reference     modules, or views of one (models/lora.py); None for what the run lacks
+    policy, critic, reference     modules, or views of one (lora.py); None for what the run lacks
     optimizer, critic_optimizer   AdamW over the fp32 masters; the second is None without a critic
     engine                        a TorchEngine or a VllmEngine
     tokenizer, chat               the tokenizer, and its ChatFormat
@@ -412,7 +413,7 @@ class DistanceFromStart:
         for episode in episodes:
             batch = pack([episode])
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
-            del batch.number  # the file has none
+            del batch.number  # files of earlier versions have none, and nothing here needs it
             pairs.append((vars(batch), log_probs.cpu()))
         broadcast(write_whole, self.path, partial(torch.save, pairs))
         self.read()

@@ -1,5 +1,5 @@
-"""models/engine.py - the engine that samples for the policy, in plain PyTorch. (models/vllm_engine.py is the other
-one.) An engine holds the whole weights, not a shard of them.
+"""models/engine.py - the engine that samples for the policy, in plain PyTorch. (The other one is
+models/vllm_engine.py.) An engine holds the whole weights, not a shard of them.
 
     await generate(prompt, max_tokens, rng, key)    sample a reply: (ids, log_probs)
     load_weights(named_tensors)                     sync: take the trainer's new weights
@@ -315,7 +315,7 @@ class TorchEngine:
 
 
 def make_vllm_engine(path, stop_ids, **settings):
-    """A vllm_engine.VllmEngine, with the arguments of that class."""
+    """A models.vllm_engine.VllmEngine, with the arguments of that class."""
     from models.vllm_engine import VllmEngine  # here, because most machines have no vLLM
 
     return VllmEngine(path, stop_ids, **settings)

@@ -55,7 +55,7 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
         # A checkpoint needs only the stop ids. transformers refuses to write some of the other
         # values that it reads: a temperature beside do_sample false.
         model.generation_config = GenerationConfig(eos_token_id=stop_ids(directory) or None)
-        switch_off_dropout(model)
+        make_trainable(model)
     return model.to(device), tokenizer
 
 
@@ -66,11 +66,12 @@ def load_tensors(path):
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
 
 
-def switch_off_dropout(model):
+def make_trainable(model):
     """Set dropout to 0, in the configuration and in the layers, which copied it from there.
     `eval()` would switch it off, but gradient checkpointing needs train mode. With dropout the same
-    tokens would get other log-probs on every pass, and the first ratio would not be 1. And let the
-    padding's row have a gradient: it may be the stop token's."""
+    tokens would get other log-probs on every pass, and the first ratio would not be 1.
+
+    The padding's row of an embedding gets a gradient, too: it may be the stop token's."""
     for part in (model.config, *model.modules()):
         if isinstance(part, torch.nn.Embedding):
             part.padding_idx = None

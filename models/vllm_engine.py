@@ -1,5 +1,5 @@
 """models/vllm_engine.py - the engine that samples for the policy by vLLM. It has the methods of
-engine.TorchEngine, and shares no code with the trainer, not even the layers of transformers.
+models.engine.TorchEngine, and shares no code with the trainer, not even the layers of transformers.
 """
 
 from support.clock import Clock

@@ -32,8 +32,9 @@ CHECK_REPLIES = {
 
 
 async def check(simulator, with_feelings=True):
-    """Ask what must be known before the first dialogue. Logged answers are not used. with_feelings:
-    False for programs that ask the model something else, or measure its feelings.
+    """Ask what must be known before the first dialogue. Logged answers are not used, but for the
+    scale of a reader. with_feelings: False for programs that ask the model something else, or
+    measure its feelings.
 
     1. `find_form`: which form of answers the model takes, and whether it keeps it.
     2. A reader sets its scale. From then on it is asked in the model's place.

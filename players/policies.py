@@ -303,8 +303,8 @@ SETTINGS_OF_TALK = {
 
 
 def add_flags_of_talk(parser):
-    """The flags that `load_policy` needs, and then those that `load_both_sides` needs beside them; tools
-    have them too."""
+    """The flags that `load_policy` needs, and then those that `load_both_sides` needs beside them.
+    Tools have them, too."""
     add = parser.add_argument
     add("--step", type=natural, metavar="N", help="of a run; 0: its start (default: the newest)")
     text = "tokens of a dialogue (default: the model's)"

@@ -235,8 +235,8 @@ class Reader(AdaptiveModel):
                 far.append(f"one answer to the question {name!r} is far from all others")
         if problems := unreadable + far:
             print_folded(
-                f"warning: {self.caller.name}: {problems[0]}. ({len(problems)} such answers about the known "
-                "replies that set its scale. All changes of emotion depend on it.)"
+                f"warning: {self.caller.name}: {problems[0]}. ({len(problems)} such answers about the "
+                "known replies that set its scale. All changes of emotion depend on it.)"
             )
 
 

@@ -158,9 +158,8 @@ class ServerModel(AdaptiveModel):
 
     async def chat(self, messages, max_tokens, **options):
         """One question, as an Answer. options: more of OpenAI's parameters; one that is None is not
-        sent. Raises SimulatorFailed, PromptRefused or SimulatorRefused.
-
-        An Answer is returned. Where there is none, `refusal_by` says what follows."""
+        sent. Where there is no Answer, `refusal_by` says what follows. Raises SimulatorFailed,
+        PromptRefused or SimulatorRefused."""
         failed = []  # the statuses of the tries that failed
         try:
             async with asyncio.timeout(CALL_TIMEOUT):

@@ -1,4 +1,4 @@
-"""players/users.py - which model plays the users: a script, a model on a server or one in this process.
+"""players/users.py - which model plays the users: a script, a model on a server or in this process.
 With a reader (players/reader.py) that model only speaks, and a second one hears.
 
 From top to bottom: the Simulator of a run; of any program; its language model; who can play whom.

@@ -1,5 +1,5 @@
-"""recipes/make_toy_policy.py - the toy's starting policies, half a million parameters each: a corpus of
-dialogues, and supervised training on it. Nothing imports this program: its results, toy/policy/,
+"""recipes/make_toy_policy.py - the toy's starting policies, half a million parameters each: a corpus
+of dialogues, and supervised training on it. Nothing imports this program: its results, toy/policy/,
 are in the repository.
 
     python recipes/make_toy_policy.py        makes both policies anew, in some minutes

@@ -27,8 +27,7 @@ class BadInput(RunError, ValueError):
 
 
 class BadModel(BadInput):
-    """A model that cannot be used, maybe on one rank alone: its GPU may have no
-    room."""
+    """A model that cannot be used, maybe on one rank alone: its GPU may have no room."""
 
     on_all_ranks = False
 

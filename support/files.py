@@ -25,8 +25,9 @@ def write_file(path, text):
 
 
 def write_whole(path, write):
-    """As `write_file`, with what write(scratch path) writes: a file or a directory. What cannot be
-    written is removed, also at Ctrl-C, if it is a directory. Raises CannotWrite."""
+    """Write what write(scratch path) writes, a file or a directory, under another name and rename
+    it, into a directory that is there. A directory that cannot be written is removed, also at
+    Ctrl-C. Raises CannotWrite."""
     scratch = path.with_name(f".{path.name}")
     try:
         write(scratch)

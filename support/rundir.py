@@ -5,8 +5,8 @@
 
 A run may be killed at any moment. So a file is written under another name and renamed, logs grow by
 whole lines, and a checkpoint holds the length of each log: later lines are cut off, and their steps
-are done again. What was not renamed is removed. Nothing here knows a policy's weights: `RunDir.save`
-gets a function that writes them.
+are done again. What was not renamed is removed at the next start. Nothing here knows a policy's
+weights: `RunDir.save` gets a function that writes them.
 """
 
 from support import STARTED
@@ -40,7 +40,7 @@ from emotion import TRAINING, scale_in_words
 
 # What decides a dialogue and stands in no setting, in the state of a run as a digest: the warning if
 # it is another one at a resume.
-DIGESTS = {
+WARNINGS = {
     "chat_template": "what a chat template writes has changed, with the policy's prompt or today's "
     "date: from here on the prompts differ",
     "user_prompts": "the user's prompts have changed: from here on it is another user",
@@ -105,7 +105,7 @@ class RunDir:
     def restore(self, checkpoint, heldout, digests):
         """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
         after it, because it will be done again; write config.json and heldout.json. The directory
-        is made on every rank. digests: of what decides a dialogue and stands in no setting (DIGESTS).
+        is made on every rank. digests: of what decides a dialogue and stands in no setting (WARNINGS).
         Raises BadInput."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
@@ -118,7 +118,7 @@ class RunDir:
         }
         if checkpoint:
             state |= state_of(checkpoint)
-        for name, text in DIGESTS.items():
+        for name, text in WARNINGS.items():
             # Only a warning, because a run of three days must not be lost.
             if name in digests and state[name] != digests[name]:
                 self.tell(f"warning: since this run began, {text} (docs/troubleshooting.md)")
@@ -207,9 +207,10 @@ class RunDir:
 
     def log_dropped(self, kind, step, rows, n_dialogues, save):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
-        Keeps, as `dropped`, {"dropped": their number, "unreadable": how many of them had unreadable answers of
-        the user, "tokens_dropped": the tokens that were sampled for them}. Raises TooManyLost if
-        they are more than a fifth of `n_dialogues`, after save(), which writes a checkpoint."""
+        Keeps, as `dropped`, {"dropped": their number, "unreadable": how many of them had unreadable
+        answers of the user, "tokens_dropped": the tokens that were sampled for them}. Raises
+        TooManyLost if they are more than a fifth of `n_dialogues`, after save(), which writes a
+        checkpoint."""
         too_many = len(rows) > MAX_LOST * n_dialogues
         if too_many:
             # First: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged before
@@ -272,7 +273,8 @@ class RunDir:
         """Write and remove a trial checkpoint, and warn if the disk has no room for three of `size`
         bytes: two are kept while the next one is written. So a failure to save shows before
         anything is paid for. The directory is made and locked, if it is new: another run may have
-        begun there. write_trial: as write_models of `save`. Raises CannotWrite, or BadInput as `take_lock`."""
+        begun there. write_trial: as write_models of `save`. Raises CannotWrite, or BadInput as
+        `take_lock`."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.take_lock()
         trial = self.path / f".trial-{time.time_ns()}"  # what an earlier one left may be there

@@ -85,7 +85,7 @@ class Settings:
     )
     profiles: list = unset(
         "JSONL file with the users to train on, then one with held-out users; without the second "
-        "a fifth of the personas of each need is held out (of two one), --eval-size users at most "
+        "a fifth of the personas of each need is held out (one of two), --eval-size users at most "
         "(default: the toy's 500 and 128 users)",
         from_anywhere,
         nargs="+",

@@ -44,7 +44,7 @@ TEMPLATE = Path(__file__).with_name("lens.html.j2")
 
 
 def silent(name, flag, temperature, *_):
-    """Stands in for players.language_model: its model is never asked."""
+    """Stands in for players.users.language_model: its model is never asked."""
 
     async def model(*_):
         raise SimulatorFailed("the run's log has no answer to a question")

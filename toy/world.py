@@ -385,7 +385,9 @@ def random_sentence(act, person, feeling, rng):
 
 # ------------------------------------------------------------------------------ the starting policy
 
-POLICY = Path(__file__).parent / "policy"  # think/, direct/ and recipe.json, made by make_policy.py
+POLICY = (
+    Path(__file__).parent / "policy"
+)  # think/, direct/ and recipe.json, made by recipes/make_toy_policy.py
 
 
 def mode_of(think):
