@@ -21,7 +21,7 @@ grpo people policy
 models simulator
 players recipes
 rlver evaluate
-tools
+tools nano
 benchmarks course
 """.split("\n")
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms.split()}
@@ -70,6 +70,9 @@ def test_imports_go_down():
     between = {(a, b) for a, b in arrows if a != b}
     assert not [(a, b) for a, b in between if FLOOR_OF[a] <= FLOOR_OF[b]]
     assert len(between) <= 90 and {room_of(name) for name in MODULES} == set(FLOOR_OF)
+    # the whole paper in one file: it needs the toy and the scale, and only tests import it
+    assert GRAPH["nano"] <= {"toy.world", "emotion"}
+    assert not [a for a in GRAPH if "nano" in GRAPH[a]]
 
 
 @pytest.mark.parametrize("room", ["models", "players"])

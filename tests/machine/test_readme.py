@@ -142,8 +142,8 @@ def test_the_toy_commands_run(flags, tmp_path):
     assert replay.main(["same-user", str(tmp_path / "dialogues.jsonl")]) == 0
 
 
-# what a run is made of, with no example of its own
-NO_SCRIPTS = {f"{name}.py" for name in ("emotion people rollout simulator".split())}
+# what a run is made of, with no example of its own; and nano.py, whose flags are argparse's
+NO_SCRIPTS = {f"{name}.py" for name in ("emotion nano people rollout simulator".split())}
 SCRIPTS = sorted({path.name for path in ROOT.glob("*.py")} - NO_SCRIPTS)
 TOOLS = [
     f"tools.{path.stem}"

@@ -1,0 +1,211 @@
+"""nano.py checks all the rest: the same dialogues through its rows, one for each reply, and through
+Agent, pack, Policy, ppo.py and grpo.py, one for each dialogue. Prompts, log-probs, advantages,
+losses and gradients are the same numbers, by two ways of which one is short enough to be
+believed."""
+
+from models.build import load_model
+from models.chat_format import ChatFormat
+
+import asyncio
+import copy
+
+import pytest
+import torch
+
+import grpo
+import nano
+import policy as packed
+import ppo
+from agents import LINES
+from rollout import Agent, Episode, Turn
+from tabular import cfg_of, models_of
+
+SYSTEM = "Be warm."
+# What the policy says in four dialogues, and the last emotion. "|": cut by the token limit.
+TALKS = {
+    True: [
+        (["<think>hurt</think>I am here.", "<think>x</think>Why?", "<think>s</think>Yes."], 61),
+        (["<think>lonely</think>I am all ears.", "<think>no end"], 0),  # malformed
+        (["<think>a</think>Take your time."], 9),
+        (["<think>hurt</think>I am here, take|", "<think></think>Why?"], 44),
+    ],
+    False: [
+        (["I am here.", "Why?", "Yes, take your time."], 61),
+        (["I am all ears.", "No."], 0),
+        (["Take your time."], 9),
+        (["I am here, take|", "Why?"], 44),
+    ],
+}
+
+
+class Says:
+    """An engine that says what it is told."""
+
+    def __init__(self, replies):
+        self.replies = iter(replies)
+
+    async def generate(self, ids, max_tokens, rng, key):
+        reply = next(self.replies)
+        return reply, [0.0] * len(reply)
+
+
+class Keeps:
+    """In place of an optimizer: what the gradients were."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def step(self):
+        self.grads = [p.grad.clone() for p in self.model.parameters()]
+
+    def zero_grad(self, set_to_none=True):
+        self.model.zero_grad(set_to_none=set_to_none)
+
+
+def ids_of(chat, text):
+    """The ids of a reply; its stop token behind it, unless it was cut."""
+    return chat.text(text.rstrip("|")) + [chat.stop_id] * (not text.endswith("|"))
+
+
+def by_nano(chat, place, think):
+    """(nano's Policy, its Dialogues)."""
+    policy, dialogues = nano.Policy(place, think, SYSTEM), []
+    for group, (texts, emotion) in enumerate(TALKS[think]):
+        d = nano.Dialogue({}, group // 2)
+        for line, text in zip(LINES, texts):
+            nano.say(d, {"response": line, "goodbye": False})
+            reply = ids_of(chat, text)
+            d.prompt = policy.prompt(d)
+            nano.take(d, reply, *policy.read(reply))
+        d.emotion = d.emotion if d.ended else emotion
+        dialogues.append(d)
+    return policy, dialogues
+
+
+def by_packing(chat, think):
+    """The same dialogues as Episodes."""
+    episodes = []
+    for number, (texts, emotion) in enumerate(TALKS[think]):
+        engine = Says(ids_of(chat, text) for text in texts)
+        agent = Agent(engine, chat, think=think, max_tokens=64, context=512, seed=0)
+
+        async def talk(agent=agent, texts=texts):
+            return [await agent.reply(line) for line, _ in zip(LINES, texts)]
+
+        replies = asyncio.run(talk())
+        emotion = 0 if replies[-1].malformed else emotion
+        turns = [Turn(reply.visible, reply.thought) for reply in replies]
+        episode = Episode("p", number // 2, "", number, turns, agent.segments)
+        episode.reward = emotion / 100
+        episodes.append(episode)
+    return packed.pack(episodes)
+
+
+def seen_by(batch, b, turn):
+    """The ids that the packed row b lets the first token of a turn see."""
+    first = (batch.turn[b] == turn).nonzero()[0].item()
+    seen = packed.tree_mask(batch.branch)[b, 0, first]
+    seen[first] = False
+    return batch.ids[b][seen].tolist()
+
+
+def critics(place, model):
+    """nano's and the project's; the heads of both are the same random numbers."""
+    pair = nano.Critic(place), packed.Critic(copy.deepcopy(model))
+    for critic in pair:
+        torch.manual_seed(1)
+        torch.nn.init.normal_(critic.head.weight)
+    return pair
+
+
+def both_ways(chat, place, think, algo, lam=1.0):
+    """{quantity: (nano's, the project's)}."""
+    policy, dialogues = by_nano(chat, place, think)
+    batch = by_packing(chat, think)
+    mask = batch.action_mask
+    turns = [(b, k) for b, d in enumerate(dialogues) for k in range(1, 1 + len(d.rows))]
+    prompts = [prompt for d in dialogues for prompt, _ in d.rows]
+    found = {"prompts": (prompts, [seen_by(batch, *at) for at in turns])}
+    rows = [row for d in dialogues for row in d.rows]
+    model = load_model(place)[0]
+    ours = packed.Policy(model)
+    critic, our_critic = critics(place, model) if algo == "ppo" else (None, None)
+    with torch.no_grad():
+        theirs = [nano.log_probs_of(policy, some) for some in nano.batches_of(rows)]
+        for name, x, y in zip(("log-probs", "entropy"), zip(*theirs), ours(batch)):
+            found[name] = torch.cat(x), y[mask]
+    # As they would be after other updates: some tokens and some values are beyond the clip.
+    noise = torch.Generator().manual_seed(2)
+    numbers = nano.numbers_of(policy, critic, dialogues)
+    rewards = ppo.place_rewards(batch.reward, batch.turn)
+    last = [rewards[b][mask[b]][-1] for b in range(len(dialogues))]
+    found["rewards"] = (torch.tensor([nano.reward(d) for d in dialogues]), torch.stack(last))
+    flat = torch.cat(numbers, dim=1)  # [4, N]
+    if critic:
+        with torch.no_grad():
+            old_values = our_critic(batch)
+        advantages, returns = ppo.gae(rewards, old_values, mask, 1.0, lam)
+        mean, std = ppo.masked_mean_std([advantages], [mask])
+        advantages = ppo.whiten(advantages, mask, mean, std)
+        found["values"] = flat[2], old_values[mask]
+        found["returns"] = flat[3], returns[mask]
+    else:
+        [advantages] = grpo.token_advantages([batch], "grpo", False)
+    found["advantages"] = flat[1], advantages[mask]
+    shift = 0.4 * torch.randn(flat.shape[1], generator=noise)
+    flat = flat.clone()
+    flat[0] += shift
+    old = torch.zeros(mask.shape).masked_scatter(mask, flat[0])
+    batch.engine_log_probs = old
+    if critic:
+        flat[2] += 2 * torch.randn(flat.shape[1], generator=noise)
+        old_values = torch.zeros(mask.shape).masked_scatter(mask, flat[2])
+    nano.backward(policy, critic, rows, flat)
+    models = models_of(ours, Keeps(ours), our_critic, critic and Keeps(our_critic), ratio_limit=9e9)
+    more = {"old_values": [old_values], "returns": [returns]} if critic else {}
+    cfg = cfg_of(entropy_coef=nano.ENTROPY)
+    metrics = ppo.optimize(models, [[batch]], [old], [advantages], cfg, **more)
+    assert 0 < metrics["clipfrac"] < 1
+    pairs = [(policy, models.optimizer)] + [(critic, models.critic_optimizer)] * bool(critic)
+    for one, other in pairs:
+        parts = [p.grad for p in one.parameters()]
+        found[f"gradients of {type(one).__name__}"] = parts, other.grads
+    return found
+
+
+def differences(found):
+    """The quantities that are not the same, in order."""
+    wrong = []
+    for name, (a, b) in found.items():
+        if name == "prompts":
+            same = a == b
+        else:
+            a, b = (x if isinstance(x, (list, tuple)) else [x] for x in (a, b))
+            same = len(a) == len(b) and all(
+                x.shape == y.shape and (x - y).abs().max() <= 1e-5 * max(1.0, y.abs().max())
+                for x, y in zip(a, b)
+            )
+        if not same:
+            wrong.append(name)
+    return wrong
+
+
+@pytest.fixture
+def unclipped(monkeypatch):
+    """Gradients as they are before they are clipped to a norm."""
+    monkeypatch.setattr(ppo, "MAX_GRAD_NORM", float("inf"))
+
+
+@pytest.fixture(scope="module")
+def warm(tiny_tokenizer):
+    return ChatFormat(tiny_tokenizer, SYSTEM)
+
+
+@pytest.mark.parametrize("algo, lam", [("grpo", 1.0), ("ppo", 1.0), ("ppo", 0.9)])
+@pytest.mark.parametrize("think", [True, False])
+def test_two_ways_to_the_same_numbers(think, algo, lam, warm, tiny_dir, unclipped, monkeypatch):
+    monkeypatch.setattr(nano.gae, "__defaults__", (1.0, lam))
+    found = both_ways(warm, tiny_dir, think, algo, lam)
+    assert differences(found) == []
+    for _, parts in [pair for name, pair in found.items() if name.startswith("gradients")]:
+        assert all(part.abs().max() > 0 for part in parts)
