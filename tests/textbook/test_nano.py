@@ -127,6 +127,10 @@ def both_ways(chat, place, think, algo, lam=1.0):
     prompts = [prompt for d in dialogues for prompt, _ in d.rows]
     found = {"prompts": (prompts, [seen_by(batch, *at) for at in turns])}
     rows = [row for d in dialogues for row in d.rows]
+    trained = torch.cat([ids[sampled] for ids, sampled in nano.batches_of(rows)])
+    found["tokens"] = trained, batch.ids[mask]
+    if differences(found):  # nothing else can be set side by side
+        return found
     model = load_model(place)[0]
     ours = packed.Policy(model)
     critic, our_critic = critics(place, model) if algo == "ppo" else (None, None)
