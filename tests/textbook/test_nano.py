@@ -138,43 +138,47 @@ def both_ways(chat, place, think, algo, lam=1.0):
         theirs = [nano.log_probs_of(policy, some) for some in nano.batches_of(rows)]
         for name, x, y in zip(("log-probs", "entropy"), zip(*theirs), ours(batch)):
             found[name] = torch.cat(x), y[mask]
-    # As they would be after other updates: some tokens and some values are beyond the clip.
-    noise = torch.Generator().manual_seed(2)
-    numbers = nano.numbers_of(policy, critic, dialogues)
     rewards = ppo.place_rewards(batch.reward, batch.turn)
     last = [rewards[b][mask[b]][-1] for b in range(len(dialogues))]
     found["rewards"] = (torch.tensor([nano.reward(d) for d in dialogues]), torch.stack(last))
-    flat = torch.cat(numbers, dim=1)  # [4, N]
+    flat = torch.cat(nano.numbers_of(policy, critic, dialogues), dim=1)  # [4, N]
+    returns = None
     if critic:
         with torch.no_grad():
-            old_values = our_critic(batch)
-        advantages, returns = ppo.gae(rewards, old_values, mask, 1.0, lam)
+            values = our_critic(batch)
+        advantages, returns = ppo.gae(rewards, values, mask, 1.0, lam)
         mean, std = ppo.masked_mean_std([advantages], [mask])
         advantages = ppo.whiten(advantages, mask, mean, std)
-        found["values"] = flat[2], old_values[mask]
+        found["values"] = flat[2], values[mask]
         found["returns"] = flat[3], returns[mask]
     else:
         [advantages] = grpo.token_advantages([batch], "grpo", False)
     found["advantages"] = flat[1], advantages[mask]
-    shift = 0.4 * torch.randn(flat.shape[1], generator=noise)
-    flat = flat.clone()
-    flat[0] += shift
-    old = torch.zeros(mask.shape).masked_scatter(mask, flat[0])
+    ours = models_of(ours, Keeps(ours), our_critic, critic and Keeps(our_critic), ratio_limit=9e9)
+    return found | gradients((policy, critic, rows, flat), (ours, batch, advantages, returns))
+
+
+def gradients(of_nano, of_project):
+    """Those of one mini-batch, by both. Old log-probs and values are as they would be after other
+    updates: some tokens and some values are beyond the clip, on either side."""
+    policy, critic, rows, flat = of_nano
+    models, batch, advantages, returns = of_project
+    noise = torch.randn(2, flat.shape[1], generator=torch.Generator().manual_seed(2))
+    flat = flat + torch.stack([0.4 * noise[0], 0 * noise[0], 2 * noise[1], 0 * noise[0]])
+    old, values = (
+        torch.zeros(batch.ids.shape).masked_scatter(batch.action_mask, flat[k]) for k in (0, 2)
+    )
     batch.engine_log_probs = old
-    if critic:
-        flat[2] += 2 * torch.randn(flat.shape[1], generator=noise)
-        old_values = torch.zeros(mask.shape).masked_scatter(mask, flat[2])
     nano.backward(policy, critic, rows, flat)
-    models = models_of(ours, Keeps(ours), our_critic, critic and Keeps(our_critic), ratio_limit=9e9)
-    more = {"old_values": [old_values], "returns": [returns]} if critic else {}
+    more = {"old_values": [values], "returns": [returns]} if critic else {}
     cfg = cfg_of(entropy_coef=nano.ENTROPY)
     metrics = ppo.optimize(models, [[batch]], [old], [advantages], cfg, **more)
     assert 0 < metrics["clipfrac"] < 1
     pairs = [(policy, models.optimizer)] + [(critic, models.critic_optimizer)] * bool(critic)
-    for one, other in pairs:
-        parts = [p.grad for p in one.parameters()]
-        found[f"gradients of {type(one).__name__}"] = parts, other.grads
-    return found
+    return {
+        f"gradients of {type(one).__name__}": ([p.grad for p in one.parameters()], other.grads)
+        for one, other in pairs
+    }
 
 
 def differences(found):
