@@ -132,7 +132,7 @@ def set_up(run):
     simulator = simulator_of_run(cfg, run.calls, clock)
     users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
     check_playable(cfg.simulator, users + heldout, unnamed=not cfg.profiles)
-    people = digest([vars(user) for user in users + heldout])
+    as_read = digest([vars(user) for user in users + heldout])
     if cfg.profiles:  # files may have been edited since the run began
         heldout = kept_heldout(run.path, heldout)
     # Of such users only the story is new. The released files have some, too.
@@ -149,7 +149,7 @@ def set_up(run):
         learn(simulator, found)
     models = Models(cfg, start_of(cfg), checkpoint, run.start_file, clock, run.runner)
     ranks.broadcast(run.try_to_save, models.write_trial, models.checkpoint_bytes())
-    run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": people})
+    run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": as_read})
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size(), run.state["step"]
         print_head(cfg, run.path, *sizes)

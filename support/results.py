@@ -132,7 +132,7 @@ def parse_line(line):
         if not 0 <= value <= 100:
             raise ValueError(f"emotion {value!r} is not in 0..100")
     intention, kind = need_of(task, line.get("need"))
-    both = made_by | line
+    all_keys = made_by | line  # ours and SAGE's
     group = line.get("character") or "other"
     return {
         "profile_id": line["id"],
@@ -145,7 +145,7 @@ def parse_line(line):
         "kind": kind,
         "purpose": PURPOSE_LABELS[line.get("target") or "eq"],
         "group": PERSONA_GROUPS.get(group, group),
-        "person": {key: both[key] for key in KEPT if key in both},
+        "person": {key: all_keys[key] for key in KEPT if key in all_keys},
         "made_by": made_by,
         "ended": made_by.get("ended", ""),
         "raw": line,
@@ -263,8 +263,9 @@ def same_users(sides, where):
     """The ids of the users whom both lists of dialogues have, in the order of the first list. An id
     may name another person in another file, so what both keep of a profile must be equal, too.
     Raises BadInput if that leaves fewer than two, and if the users' prompts were edited in between."""
-    refuse_other_prompts(sum(sides, []), where)
-    if not all(row["made_by"].get("user_prompts") for row in sum(sides, [])):
+    both = sum(sides, [])
+    refuse_other_prompts(both, where)
+    if not all(row["made_by"].get("user_prompts") for row in both):
         print_folded(
             f"{where}: some of these results do not say which prompts the user had (an earlier "
             "version wrote them, or SAGE); they are taken to be the same."

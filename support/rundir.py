@@ -142,7 +142,7 @@ class RunDir:
             write_json(self.path / "config.json", vars(self.cfg))
             (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
             # an evaluation reads from it which users the run was not trained on
-            write_json(self.path / "heldout.json", rows_of(heldout))
+            write_json(self.path / "heldout.json", heldout_in_files(heldout))
         self.rows = metrics_of(self.path)
 
     def finish(self):
@@ -255,7 +255,7 @@ class RunDir:
         def write(directory):
             if write_models:
                 write_models(directory)
-            of_files = {"heldout": rows_of(self.heldout)} if self.cfg.profiles else {}
+            of_files = {"heldout": heldout_in_files(self.heldout)} if self.cfg.profiles else {}
             write_json(directory / "rlver.json", vars(self.cfg) | of_files)
             write_json(directory / "state.json", state)
 
@@ -292,8 +292,8 @@ class RunDir:
 # -------------------------------------------------------------------------------------- checkpoints
 
 
-def rows_of(profiles):
-    """What files keep of the held-out users."""
+def heldout_in_files(profiles):
+    """What heldout.json, and the rlver.json of a checkpoint, keep of the held-out users."""
     return {"ids": [one.id for one in profiles], "profiles": [vars(one) for one in profiles]}
 
 

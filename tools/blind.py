@@ -15,7 +15,6 @@ The dialogues are with a simulated user. Wins do not say how a rater would have 
 
 from support.errors import BadInput
 from support.files import read_json, write_json
-from support.results import same_users
 
 import csv
 from collections import defaultdict
@@ -26,6 +25,7 @@ import numpy as np
 from tools.dialogues import (
     add_files,
     check_files,
+    common_users,
     load_dialogues,
     messages_of,
     show_table,
@@ -79,7 +79,7 @@ def write_sheet(path, files):
     if key.exists():
         raise BadInput(f"--out {path}: its key is there already; choose another name")
     of_file = [dialogues_by_user(file) for file in files]
-    users = same_users([list(map(vars, side.values())) for side in of_file], "tools.blind")
+    users = common_users("blind", files)
     rng = np.random.default_rng(0)
     pairs = {}  # {number in the sheet: {"id", "left": whose dialogue stands on the left}}
     rows = [[key.name, "user", "left", "right", *(f"{name}: L, R or =" for name in QUESTIONS)]]

@@ -16,6 +16,7 @@ from support.answers import as_json
 from support.command_line import Parser, print_folded
 from support.errors import BadInput
 from support.files import read_json, refuse_overwriting, write_json
+from support.results import same_users
 from support.rundir import checkpoints
 
 import argparse
@@ -56,7 +57,7 @@ def load_dialogues(path):
     out = Path(path).parent
     config = read_json(out / "config.json")
     # the state of a run says by which prompts the users of its log were played
-    prompts = [read_json(newest / "state.json").get("user_prompts") for newest in checkpoints(out)]
+    [state] = [read_json(newest / "state.json") for newest in checkpoints(out)[-1:]] or [{}]
     people = sum(map(load_profiles, config.get("profiles") or ()), [])
     # A toy run may have held out more than the usual 128 (--eval-size). User i is the same person
     # for any number of users, so 1000 users include those of any usual run.
@@ -74,13 +75,19 @@ def load_dialogues(path):
             row |= {"id": f"{profile.id}, line {number}", "task": profile.task}
             ours = {"character": profile.main_cha, "traits": profile.cha_group}
             row["person"] = vars(profile) | ours
-            row["made_by"] = {"user_prompts": prompts[-1] if prompts else None}
+            row["made_by"] = {"user_prompts": state.get("user_prompts")}
         row |= {"turns": visible_turns(row), "profile": profile}
         row["made_by"] = config | row.get("made_by", {})
         dialogues.append(Dialogue(**row))
     if not any(dialogue.turns for dialogue in dialogues):
         raise BadInput(f"{path}: no dialogue in it has a reply")
     return dialogues
+
+
+def common_users(tool, files):
+    """The ids of the users who are the same in both files (`support.results.same_users`). tool: its
+    name, for messages. Raises BadInput."""
+    return same_users([[*map(vars, load_dialogues(path))] for path in files], f"tools.{tool}")
 
 
 def person_in(raw):

@@ -22,7 +22,7 @@ No score measures quality: judge and user are models. docs/measuring.md has the 
 from support.answers import Unreadable, as_json, read_answer
 from support.command_line import positive
 from support.errors import BadInput
-from support.results import reading_in, same_users
+from support.results import reading_in
 
 import contextlib
 from collections import defaultdict
@@ -36,6 +36,7 @@ from tools.asking import add_judge_flags, ask, source_of
 from tools.dialogues import (
     check_files,
     check_picture,
+    common_users,
     dialogue_slots,
     load_dialogues,
     make_cases,
@@ -195,9 +196,8 @@ def score_file(answers):
 def same_dialogues(files):
     """The ids of the first file's dialogues with users who are the same in the second. Raises
     BadInput."""
-    sides = [load_dialogues(path) for path in files]
-    users = same_users([list(map(vars, side)) for side in sides], "tools.judge")
-    return {dialogue.id for dialogue in sides[0] if dialogue.profile_id in users}
+    users = common_users("judge", files)
+    return {dialogue.id for dialogue in load_dialogues(files[0]) if dialogue.profile_id in users}
 
 
 def paired_differences(before, after, pairs):
