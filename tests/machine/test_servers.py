@@ -175,7 +175,7 @@ def test_a_pause_is_kept_and_one_that_is_too_long_is_named(monkeypatch):
     """In milliseconds, too. Nobody could see that the pause was an hour."""
     monkeypatch.setattr("players.server.CALL_TIMEOUT", 5)
     responses = [failure(429, "slow", {"retry-after-ms": "400"}), (200, {}, completion("good"))]
-    times, later = [], formatdate(time.time() + 4000, usegmt=True)
+    times, later = [], formatdate(time.time() + 3950, usegmt=True)
 
     def reply(request):
         times.append(time.monotonic())
