@@ -69,14 +69,13 @@ def ids_of(chat, text):
 
 def by_nano(chat, place, think):
     """(nano's Policy, its Dialogues)."""
-    policy, dialogues = nano.Policy(place, think, SYSTEM), []
+    policy, dialogues = nano.Policy(place, think, [{"role": "system", "content": SYSTEM}]), []
     for group, (texts, emotion) in enumerate(TALKS[think]):
         d = nano.Dialogue({}, group // 2)
         for line, text in zip(LINES, texts):
             nano.say(d, {"response": line, "goodbye": False})
-            reply = ids_of(chat, text)
             d.prompt = policy.prompt(d)
-            nano.take(d, reply, *policy.read(reply))
+            nano.take(policy, d, ids_of(chat, text))
         d.emotion = d.emotion if d.ended else emotion
         dialogues.append(d)
     return policy, dialogues
@@ -126,22 +125,21 @@ def both_ways(chat, place, think, algo, lam=1.0):
     turns = [(b, k) for b, d in enumerate(dialogues) for k in range(1, 1 + len(d.rows))]
     prompts = [prompt for d in dialogues for prompt, _ in d.rows]
     found = {"prompts": (prompts, [seen_by(batch, *at) for at in turns])}
-    rows = [row for d in dialogues for row in d.rows]
-    trained = torch.cat([ids[sampled] for ids, sampled in nano.batches_of(rows)])
-    found["tokens"] = trained, batch.ids[mask]
+    rows = [nano.batch_of(d) for d in dialogues]
+    found["tokens"] = torch.cat([ids[sampled] for ids, sampled in rows]), batch.ids[mask]
     if differences(found):  # nothing else can be set side by side
         return found
     model = load_model(place)[0]
     ours = packed.Policy(model)
     critic, our_critic = critics(place, model) if algo == "ppo" else (None, None)
     with torch.no_grad():
-        theirs = [nano.log_probs_of(policy, some) for some in nano.batches_of(rows)]
+        theirs = [nano.log_probs_of(policy, *row) for row in rows]
         for name, x, y in zip(("log-probs", "entropy"), zip(*theirs), ours(batch)):
             found[name] = torch.cat(x), y[mask]
     rewards = ppo.place_rewards(batch.reward, batch.turn)
     last = [rewards[b][mask[b]][-1] for b in range(len(dialogues))]
     found["rewards"] = (torch.tensor([nano.reward(d) for d in dialogues]), torch.stack(last))
-    flat = torch.cat(nano.numbers_of(policy, critic, dialogues), dim=1)  # [4, N]
+    nano.look_back(policy, critic, dialogues)
     returns = None
     if critic:
         with torch.no_grad():
@@ -149,32 +147,41 @@ def both_ways(chat, place, think, algo, lam=1.0):
         advantages, returns = ppo.gae(rewards, values, mask, 1.0, lam)
         mean, std = ppo.masked_mean_std([advantages], [mask])
         advantages = ppo.whiten(advantages, mask, mean, std)
-        found["values"] = flat[2], values[mask]
-        found["returns"] = flat[3], returns[mask]
+        found["values"] = torch.cat([d.values for d in dialogues]), values[mask]
+        found["returns"] = torch.cat([d.returns for d in dialogues]), returns[mask]
     else:
         [advantages] = grpo.token_advantages([batch], "grpo", False)
-    found["advantages"] = flat[1], advantages[mask]
+    theirs = torch.cat([d.advantages.expand(len(d.old)) for d in dialogues])
+    found["advantages"] = theirs, advantages[mask]
     ours = models_of(ours, Keeps(ours), our_critic, critic and Keeps(our_critic), ratio_limit=9e9)
-    return found | gradients((policy, critic, rows, flat), (ours, batch, advantages, returns))
+    return found | gradients((policy, critic, dialogues), (ours, batch, advantages, returns))
 
 
 def gradients(of_nano, of_project):
     """Those of one mini-batch, by both. Old log-probs and values are as they would be after other
     updates: some tokens and some values are beyond the clip, on either side."""
-    policy, critic, rows, flat = of_nano
+    policy, critic, dialogues = of_nano
     models, batch, advantages, returns = of_project
-    noise = torch.randn(2, flat.shape[1], generator=torch.Generator().manual_seed(2))
-    flat = flat + torch.stack([0.4 * noise[0], 0 * noise[0], 2 * noise[1], 0 * noise[0]])
-    old, values = (
-        torch.zeros(batch.ids.shape).masked_scatter(batch.action_mask, flat[k]) for k in (0, 2)
-    )
+    noise = torch.Generator().manual_seed(2)
+    for d in dialogues:
+        d.old = d.old + 0.4 * torch.randn(d.old.shape, generator=noise)
+        if critic:
+            d.values = d.values + 2 * torch.randn(d.old.shape, generator=noise)
+
+    def packed_rows(parts):
+        return torch.zeros(batch.ids.shape).masked_scatter(batch.action_mask, torch.cat(parts))
+
+    old = packed_rows([d.old for d in dialogues])
     batch.engine_log_probs = old
-    nano.backward(policy, critic, rows, flat)
-    more = {"old_values": [values], "returns": [returns]} if critic else {}
+    nano.backward(policy, critic, dialogues)
+    more = {}
+    if critic:
+        values = packed_rows([d.values for d in dialogues])
+        more = {"old_values": [values], "returns": [returns]}
     cfg = cfg_of(entropy_coef=nano.ENTROPY)
     metrics = ppo.optimize(models, [[batch]], [old], [advantages], cfg, **more)
     assert 0 < metrics["clipfrac"] < 1
-    pairs = [(policy, models.optimizer)] + [(critic, models.critic_optimizer)] * bool(critic)
+    pairs = [(policy.model, models.optimizer)] + [(critic, models.critic_optimizer)] * bool(critic)
     return {
         f"gradients of {type(one).__name__}": ([p.grad for p in one.parameters()], other.grads)
         for one, other in pairs
