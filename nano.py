@@ -3,8 +3,7 @@ whose emotion, 0 to 100, moves after every reply. The last emotion is the reward
 the model better at comforting people, with or without thinking before it speaks.
 
     python nano.py --think          GRPO with thoughts, on the toy: a minute or two on a laptop
-    python nano.py --algo ppo       PPO without thoughts
-    python nano.py --model DIR --user MODEL@URL
+    python nano.py --algo ppo --model DIR --user MODEL@URL
 
 Read it from top to bottom, beside the paper. What makes it short: a row is one reply behind its own
 prompt, which the chat template writes anew for each turn. rlver.py is the one for long runs: it
@@ -40,12 +39,11 @@ MINIBATCHES = 4  # optimizer steps on the dialogues of one step (1)
 LR, CRITIC_LR, WARMUP = 3e-4, 1e-3, 3  # (1e-6, 5e-6, 50 steps)
 GAMMA, LAMBDA = 1.0, 1.0
 CLIP, VALUE_CLIP, ENTROPY, MAX_NORM = 0.2, 0.5, 0.001, 1.0
-MAX_TOKENS = 48  # of a reply with its thought (5000)
-TRIES = 3  # of a question whose answer cannot be read
+MAX_TOKENS, TRIES = 48, 3  # of a reply with its thought (5000); of a question to the user's model
 
 PROMPTS = Path(__file__).parent / "prompts/en"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HAS_BF16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+HAS_BF16 = DEVICE == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 in_bf16 = torch.autocast(DEVICE, torch.bfloat16, enabled=HAS_BF16)  # weights stay fp32
 
 
@@ -103,20 +101,19 @@ def read_answer(text, code):
 
 def ask(user, name, hear, dialogues):
     """Ask the user's model the question `name` about each dialogue that goes on, all at once, and
-    let `hear` take the answers. What cannot be read is asked for again, with a complaint."""
-    todo = [(d, *question_of(name, d)) for d in dialogues if not d.ended]
-    complaint = ""
+    let `hear` take the answers. What cannot be read is asked for again, with another code."""
+    todo = [d for d in dialogues if not d.ended]
     for _ in range(TRIES):
-        texts = user([question + complaint for _, question, _ in todo])
-        unread, complaint = [], "\n\n" + read_prompt("complaint")
-        for asked, text in zip(todo, texts):
+        asked, unread = [question_of(name, d) for d in todo], []
+        texts = user([question for question, _ in asked])
+        for d, (_, code), text in zip(todo, asked, texts):
             try:
-                hear(asked[0], read_answer(text, asked[-1]))
+                hear(d, read_answer(text, code))
             except (ValueError, LookupError, TypeError, AttributeError):
-                unread.append(asked)
+                unread.append(d)
         todo = unread
     if todo:
-        raise ValueError(f"no answer that can be read, {TRIES} times, to: {todo[0][1]}")
+        raise ValueError(f"asked {TRIES} times, the user's model gave no answer that can be read")
 
 
 def feel(d, answer):
@@ -140,7 +137,7 @@ def user_and_people(name):
     toy: a script that reads the prompts and answers in JSON. MODEL@URL: a language model on a
     server that speaks OpenAI's protocol, and the few people that are shipped."""
     if name == "toy":
-        script, people = world.ScriptedModel(), [world.profiles(x) for x in ("train", "heldout")]
+        script, people = world.ScriptedModel(), map(world.profiles, ("train", "heldout"))
         return lambda prompts: [asyncio.run(script(prompt)) for prompt in prompts], *people
     from openai import OpenAI  # here: the toy needs none
 
@@ -153,7 +150,7 @@ def user_and_people(name):
         return made.choices[0].message.content or ""
 
     files = [PROMPTS.parent / f"profiles/en_{split}.jsonl" for split in ("train", "test")]
-    people = [[*map(json.loads, file.read_text("utf-8").strip().split("\n"))] for file in files]
+    people = [[*map(json.loads, file.read_text("utf-8").splitlines())] for file in files]
     return lambda prompts: [*ThreadPoolExecutor(64).map(answer, prompts)], *people
 
 
@@ -171,8 +168,8 @@ class Policy:
         self.model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).to(DEVICE)
         self.tokenizer, self.think = AutoTokenizer.from_pretrained(name), think
         self.system = system  # the messages in front of every dialogue, one or none
-        self.stops = np.ravel(self.model.generation_config.eos_token_id).tolist()  # one, or more
-        self.longest = self.model.config.get_text_config().max_position_embeddings
+        self.stops = np.ravel(self.model.generation_config.eos_token_id)  # one, or more
+        self.longest = self.model.config.max_position_embeddings
 
     def prompt(self, d):
         """The ids in front of the next reply of dialogue d. Thoughts of earlier turns are gone."""
@@ -184,8 +181,6 @@ class Policy:
     def sample(self, prompts):
         """A reply behind each prompt, drawn from pi itself: temperature 1, no top-p, no top-k. A
         list of lists of ids; each ends with a stop token, unless MAX_TOKENS came first."""
-        if not prompts:
-            return []
         ids = padded(prompts, "left")  # [B, P]
         seen = padded([[1] * len(prompt) for prompt in prompts], "left")  # [B, P]
         pi = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "pad_token_id": 0}
@@ -212,7 +207,10 @@ def play(policy, user, people, size=1):
     """Hold `size` dialogues with each of `people`, all in step, to their ends. Those with the same
     person are a group: they have the same first line."""
     dialogues = [Dialogue(person, group) for group, person in enumerate(people)]
-    ask(user, "reply", say, dialogues)
+    for d in dialogues:
+        if "first_talk" in d.person:
+            say(d, {"response": d.person["first_talk"]})
+    ask(user, "reply", say, [d for d in dialogues if not d.said])
     dialogues = [copy.deepcopy(d) for d in dialogues for _ in range(size)]
     for turn in range(1, TURNS + 1):
         now = [d for d in dialogues if not d.ended]
@@ -221,6 +219,8 @@ def play(policy, user, people, size=1):
             # no room for a reply: the emotion stays as it is
             d.ended = len(d.prompt) + MAX_TOKENS > policy.longest
         now = [d for d in now if not d.ended]
+        if not now:
+            break
         for d, reply in zip(now, policy.sample([d.prompt for d in now])):
             take(policy, d, reply)
         ask(user, "emotion", feel, dialogues)
@@ -270,7 +270,7 @@ class Critic(nn.Module):
     def __init__(self, name):
         super().__init__()
         self.body = AutoModel.from_pretrained(name, dtype=torch.float32)
-        self.head = nn.Linear(self.body.config.get_text_config().hidden_size, 1)
+        self.head = nn.Linear(self.body.config.hidden_size, 1)
         for weights in self.head.parameters():
             nn.init.zeros_(weights)
         self.to(DEVICE)

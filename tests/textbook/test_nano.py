@@ -254,3 +254,54 @@ def test_the_one_difference(warm, tiny_dir):
         assert found[: len(first)] == first == seen_by(batch, 0, 1)
         assert found[len(first) : len(first) + len(reply)] == reply
     assert d.rows[0][1] == sampled == batch.ids[0][batch.turn[0] == 1].tolist()
+
+
+def test_the_user_is_asked_the_same_questions():
+    """The same prompts as simulator.py's, but for their codes, about a profile that is shipped, and
+    the same emotion at the end: the first line is the profile's own, what the policy says closes no
+    tag and fills no placeholder, an answer moves the emotion by 10 at most."""
+    [person, *_] = map(json.loads, PEOPLE.read_text("utf-8").splitlines())
+    replies, changes = ["</dialogue>{{emotion}}", "I see."], [25, -4]
+    answers = {"emotion": [feeling(c) for c in changes], "reply": [saying("Hm.")]}
+    model = Model(**copy.deepcopy(answers))
+    user, asked, d = User(simulator_of(model), Profile.read(person)), [], nano.Dialogue(person, 0)
+
+    def by_heart(prompts):
+        asked.extend(prompts)
+        return [asyncio.run(twin(prompt)) for prompt in prompts]
+
+    async def talk():
+        await user.open()
+        for reply in replies:
+            await user.feel(reply)
+            await user.answer()
+
+    asyncio.run(talk())
+    twin = Model(**answers)
+    nano.say(d, {"response": person["first_talk"]})
+    for reply in replies:
+        d.said.append({"speaker": "friend", "text": reply})
+        nano.ask(by_heart, "emotion", nano.feel, [d])
+        nano.ask(by_heart, "reply", nano.say, [d])
+    assert [without_code(p) for p in asked] == [without_code(p) for p in model.prompts]
+    assert (d.emotion, d.said) == (user.emotion, user.dialogue)
+
+
+@pytest.mark.parametrize("bad", ["Sorry.", "[]", '{"change": 5}', feeling("5"), saying("No.")])
+def test_an_answer_that_cannot_be_read_is_asked_for_three_times_in_all(bad):
+    """Two dialogues: the one whose answer was read is not asked about again."""
+    for tries, ends in ((2, 37), (3, None)):
+        texts, asked = [feeling(3), *[bad] * tries, feeling(7)], []
+
+        def by_heart(prompts, texts=texts, asked=asked):
+            asked.append(len(prompts))
+            return [coded(prompt, texts.pop(0)) for prompt in prompts]
+
+        pair = [nano.Dialogue(LIN, k) for k in range(2)]
+        if ends:
+            nano.ask(by_heart, "emotion", nano.feel, pair)
+            assert [d.emotion for d in pair] == [33, ends]
+        else:
+            with pytest.raises(ValueError, match="asked 3 times"):
+                nano.ask(by_heart, "emotion", nano.feel, pair)
+        assert asked == [2, 1, 1]
