@@ -6,11 +6,13 @@ program get on with a real tokenizer, a real template and 135 million weights, i
 """
 
 import shutil
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+import nano
 import rlver
 from runs import cut_at, go_on, metrics, output_of, words
 from several_ranks import ROOT, run
@@ -99,6 +101,30 @@ def test_ppo_with_adapters_for_its_critic_takes_a_step_and_goes_on(tmp_path, tau
     again = torch.load(out / "checkpoint-000002" / "trainer.pt", weights_only=True)["adapters"]
     assert not torch.equal(again["critic.head.weight"], critic["critic.head.weight"])
     shutil.rmtree(out)
+
+
+def test_nano_takes_a_step_with_it(monkeypatch, capsys):
+    """nano.py with a model that is not the toy's: it gets the system prompt, and every loss reaches
+    its weights."""
+    for name, value in {"GROUPS": 1, "GROUP": 2, "TURNS": 2, "MAX_TOKENS": 8}.items():
+        monkeypatch.setattr(nano, name, value)
+    user, people, held_out = nano.user_and_people("toy")
+    monkeypatch.setattr(nano, "user_and_people", lambda name: (user, people, held_out[:2]))
+    monkeypatch.setattr(sys, "argv", ["nano.py", "--model", str(MODEL), "--steps", "1"])
+    seen, backward = [], nano.backward
+
+    def watched(policy, critic, dialogues):
+        for d in dialogues:
+            d.advantages = torch.tensor(1.0)  # two dialogues may well end alike
+        backward(policy, critic, dialogues)
+        seen.append(policy.tokenizer.decode(policy.prompt(dialogues[0])))
+        assert all(p.grad.abs().max() > 0 for p in policy.model.parameters())
+
+    monkeypatch.setattr(nano, "MINIBATCHES", 1)
+    monkeypatch.setattr(nano, "backward", watched)
+    nano.main()
+    assert nano.read_prompt("policy_direct") in seen[0]
+    assert "after training, 2 held-out users" in capsys.readouterr().out
 
 
 # -------------------------------------------------------------------------------- what is done next

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from answering import feeling, saying
 from conftest import ROOT
 from runs import rows, summary
-from server import start, toy_people
+from server import Loopback, start, toy_people
+from several_ranks import run
 
 KILLS = int(os.environ.get("RLVER_KILLS", 3))
 STEPS = 6 * KILLS
@@ -122,3 +124,22 @@ def run_over_server(out, *server_flags):
     finally:
         process.kill()
     return rows(out / "metrics.jsonl"), summary(out)["after"]
+
+
+@pytest.mark.soak
+def test_nano_takes_a_step_against_a_server():
+    """Both algorithms: all questions of a turn are asked at once, an answer that cannot be read is
+    asked for again. A request that fails ends the program."""
+
+    def answer(prompt):
+        return saying("Hm.") if "<emotion_level>" in prompt else feeling(len(prompt) % 21 - 10)
+
+    for flags in (["--think"], ["--algo", "ppo"]):
+        words = ["nano.py", *flags, "--steps", 1, "--user"]
+        with Loopback(answer=answer, latency=0.1, faults={"garbage": 0.02}) as server:
+            code, out, err = run(*words, f"scripted@{server.url}")
+        assert code == 0 and out.count("8 held-out users: mean final emotion") == 2, err
+        assert server.most > 16
+    with Loopback(faults={"500": 1.0}) as server:
+        code, _, err = run(*words, f"scripted@{server.url}")
+    assert code == 1 and "InternalServerError" in err
