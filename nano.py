@@ -1,16 +1,15 @@
 """nano.py - the whole of RLVER in one file (arXiv 2507.03112). A language model talks with a user
 whose emotion, 0 to 100, moves after every reply. The last emotion is the reward. PPO or GRPO makes
-the model better at comforting people, with or without thinking before it speaks.
+it better at comforting people, with or without thinking before it speaks.
 
     python nano.py --think          GRPO with thoughts, on the toy: a minute or two on a laptop
     python nano.py --algo ppo --model DIR --user MODEL@URL
 
-Read it from top to bottom, beside the paper. What makes it short: a row is one reply behind its own
-prompt, which the chat template writes anew for each turn. rlver.py is the one for long runs: it
-packs a dialogue into one row, samples with vLLM, uses many GPUs, logs, resumes, waits for servers,
-and refuses bad input in one line, where this file ends in Python's own traceback. They differ in
-one thing: where the text of a direct reply is not encoded to the ids that were sampled, later turns
-see the ids there, and the text here."""
+Read it beside the paper. It is short because a row is one reply after its own prompt, which the
+chat template writes anew for each turn. rlver.py is for long runs: it packs a dialogue into one
+row, samples with vLLM, uses many GPUs, logs, resumes, waits for servers, and refuses bad input in
+one line (here it is a traceback). Both compute the same numbers, but for one case: if a direct
+reply's text is encoded to other ids than were sampled, rlver.py's later turns see the latter."""
 
 import argparse
 import asyncio
@@ -27,19 +26,20 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import trange
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from emotion import clamp_change, emotion_level, move_emotion
 from toy import world
 
-# The constants. In brackets: the paper's, where it has others.
-GROUPS, GROUP = 4, 8  # in a step, dialogues in a group (32 of 4). PPO: 32 people, no groups
-TURNS, START = 8, 30  # the most replies of a dialogue; the emotion e_0
+# The constants. In parentheses: the paper's value, where it is another one.
+GROUPS, GROUP = 4, 8  # groups in a step (32), dialogues in a group (4). PPO has groups of one
+TURNS, START = 8, 30  # replies of a dialogue, at most; the emotion e_0
 MINIBATCHES = 4  # optimizer steps on the dialogues of one step (1)
-LR, CRITIC_LR, WARMUP = 3e-4, 1e-3, 3  # (1e-6, 5e-6, 50 steps)
+LR, CRITIC_LR, WARMUP = 3e-4, 1e-3, 3  # they rise for WARMUP steps (1e-6, 5e-6, 50)
 GAMMA, LAMBDA = 1.0, 1.0
-CLIP, VALUE_CLIP, ENTROPY, MAX_NORM = 0.2, 0.5, 0.001, 1.0
-MAX_TOKENS, TRIES = 48, 3  # of a reply with its thought (5000); of a question to the user's model
+CLIP, VALUE_CLIP, ENTROPY, MAX_NORM = 0.2, 0.5, 0.001, 1.0  # a KL: none, as in the paper
+MAX_TOKENS = 48  # the most tokens of a reply with its thought (5000)
+TRIES = 3  # how often a question is asked until its answer can be read
 
 PROMPTS = Path(__file__).parent / "prompts/en"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -49,16 +49,15 @@ in_bf16 = torch.autocast(DEVICE, torch.bfloat16, enabled=HAS_BF16)  # weights st
 
 # -------------------------------------------------------------- the user (SAGE 2.1; RLVER 2.1)
 class Dialogue:
-    """One user and the policy. `look_back` adds the numbers of the tokens that were sampled."""
+    """One user and the policy. `look_back` adds what the losses need: `old`, `advantages`, ..."""
 
     def __init__(self, person, group):
         self.person = person  # who the user is: persona, background, hidden need
         self.group = group  # dialogues of a group have the same user and the same first line
         self.emotion = START  # e_t
         self.planning = {}  # h_emo: how the user took the last reply
-        self.said = []  # as the user sees it: [{"speaker", "text"}]
-        self.messages = []  # as the policy sees it: without its thoughts
-        self.prompt = []  # the ids in front of the next reply
+        self.said = []  # [{"speaker", "text"}]; the user is "me", the policy "friend"
+        self.messages = []  # the same for the chat template; no thoughts are in it
         self.rows = []  # what is trained: [(ids of the prompt, ids that were sampled)]
         self.ended = False
 
@@ -69,8 +68,8 @@ def read_prompt(name):
 
 
 def question_of(name, d):
-    """(the question `name` to the user's model about dialogue d, its code). The policy never sees
-    these four letters: who writes them into the answer also writes the number behind them."""
+    """(the question `name` to the user's model about dialogue d, its code). The answer must repeat
+    these four letters. The policy never sees them, so no reply can bring an answer with it."""
     code = "".join(random.choices("bcdfghjkmnpqrstvwxz", k=4))
     # "<" is escaped, so that no reply can close a tag of the prompt
     planning, dialogue = (json.dumps(x).replace("<", "\\u003c") for x in (d.planning, d.said))
@@ -84,13 +83,13 @@ def question_of(name, d):
         "planning": planning,
         "dialogue": dialogue,
     }
-    # All in one pass: a reply that spells {{emotion}} stays a reply.
+    # All in one pass: if a reply spells {{emotion}}, it stays as it is.
     prompt = read_prompt(f"vanilla/{name}")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: str(values[match[1]]), prompt), code
 
 
 def read_answer(text, code):
-    """The JSON object of an answer, behind a thought and within a fence, if there are any."""
+    """The JSON object of an answer. It may follow a thought, and stand in a Markdown fence."""
     text = text.rpartition("</think>")[2].strip().strip("`").removeprefix("json")
     answer = json.loads(text, strict=False)
     decides, kind = ("goodbye", bool) if "response" in answer else ("change", int)
@@ -117,7 +116,7 @@ def ask(user, name, hear, dialogues):
 
 
 def feel(d, answer):
-    """f_emo (SAGE eq. 1): the reply moves the emotion, by 10 at most; at 100 or 0 it is over."""
+    """f_emo (SAGE eq. 1): the reply moves the emotion, by 10 at most. 100 or 0 is the end."""
     inside = answer["activity"] + "\n" + answer["analysis"]
     d.planning = {"objective": answer["target_completion"], "subjective": inside}
     d.emotion = move_emotion(d.emotion, clamp_change(answer["change"]))
@@ -139,7 +138,7 @@ def user_and_people(name):
     if name == "toy":
         script, people = world.ScriptedModel(), map(world.profiles, ("train", "heldout"))
         return lambda prompts: [asyncio.run(script(prompt)) for prompt in prompts], *people
-    from openai import OpenAI  # here: the toy needs none
+    from openai import OpenAI  # imported here: the toy does not need it
 
     model, _, url = name.partition("@")
     server = OpenAI(base_url=url, api_key=os.environ.get("OPENAI_API_KEY", "no-key"))
@@ -156,19 +155,22 @@ def user_and_people(name):
 
 # ------------------------------------------------------------- the policy's replies (RLVER 2.3)
 def padded(rows, side="right"):
-    """Lists of numbers, one below the other, with zeros on one side of the shorter ones: [B, L]."""
+    """One tensor [B, L] of lists of numbers; the shorter ones get zeros on one `side`."""
     return pad_sequence([torch.tensor(row) for row in rows], True, padding_side=side).to(DEVICE)
 
 
 class Policy:
-    """pi_theta: a causal language model and its tokenizer. It is loaded without dropout: the same
-    tokens get the same log-probs each time."""
+    """pi_theta: a causal language model, which is loaded without dropout, and its tokenizer."""
 
     def __init__(self, name, think, system):
         self.model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).to(DEVICE)
         self.tokenizer, self.think = AutoTokenizer.from_pretrained(name), think
         self.system = system  # the messages in front of every dialogue, one or none
-        self.stops = np.ravel(self.model.generation_config.eos_token_id)  # one, or more
+        stops = self.model.generation_config.eos_token_id  # one id, or a list
+        self.stops = np.ravel(stops)
+        # drawn from pi itself: temperature 1, no top-p, no top-k, no penalties
+        draw = {"do_sample": True, "top_k": 0, "pad_token_id": 0, "eos_token_id": stops}
+        self.model.generation_config = GenerationConfig(max_new_tokens=MAX_TOKENS, **draw)
         self.longest = self.model.config.max_position_embeddings
 
     def prompt(self, d):
@@ -179,21 +181,19 @@ class Policy:
     @torch.no_grad()
     @in_bf16
     def sample(self, prompts):
-        """A reply behind each prompt, drawn from pi itself: temperature 1, no top-p, no top-k. A
-        list of lists of ids; each ends with a stop token, unless MAX_TOKENS came first."""
+        """A reply after each prompt, as ids. It ends with a stop token, or after MAX_TOKENS."""
         ids = padded(prompts, "left")  # [B, P]
         seen = padded([[1] * len(prompt) for prompt in prompts], "left")  # [B, P]
-        pi = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "pad_token_id": 0}
-        out = self.model.generate(ids, attention_mask=seen, max_new_tokens=MAX_TOKENS, **pi)
+        out = self.model.generate(ids, attention_mask=seen)  # [B, P + T]
         replies = []
-        for reply in out[:, ids.shape[1] :].tolist():  # [B, P + T] -> [B, T]
-            ends = [k + 1 for k, token in enumerate(reply) if token in self.stops]
-            replies.append(reply[: ends[0]] if ends else reply)
+        for reply in out[:, ids.shape[1] :].tolist():  # [B, T]
+            end = next((k for k, token in enumerate(reply, 1) if token in self.stops), None)
+            replies.append(reply[:end])
         return replies
 
     def read(self, reply):
-        """(what the user hears, is the form kept?) of sampled ids. A thinking reply is
-        <think>...</think> with something visible behind it, and has each tag once (RLVER 2.3)."""
+        """(what the user hears, is it well-formed?) of sampled ids. A thinking reply is
+        <think>...</think> with something visible after it, and has each tag once (RLVER 2.3)."""
         text = self.tokenizer.decode(reply[:-1] if reply[-1] in self.stops else reply).strip()
         if not self.think:
             return re.sub("(?s)<think>.*?(</think>|$)", "", text).strip(), True
@@ -204,8 +204,8 @@ class Policy:
 
 # ------------------------------------------------------------------- dialogues (RLVER, Figure 1)
 def play(policy, user, people, size=1):
-    """Hold `size` dialogues with each of `people`, all in step, to their ends. Those with the same
-    person are a group: they have the same first line."""
+    """Hold `size` dialogues with each of `people`, all at once, turn by turn, until each has ended.
+    Those `size` dialogues are a group: they have the same first line."""
     dialogues = [Dialogue(person, group) for group, person in enumerate(people)]
     for d in dialogues:
         if "first_talk" in d.person:
@@ -215,7 +215,7 @@ def play(policy, user, people, size=1):
     for turn in range(1, TURNS + 1):
         now = [d for d in dialogues if not d.ended]
         for d in now:
-            d.prompt = policy.prompt(d)
+            d.prompt = policy.prompt(d)  # the ids in front of its next reply
             # no room for a reply: the emotion stays as it is
             d.ended = len(d.prompt) + MAX_TOKENS > policy.longest
         now = [d for d in now if not d.ended]
@@ -224,7 +224,7 @@ def play(policy, user, people, size=1):
         for d, reply in zip(now, policy.sample([d.prompt for d in now])):
             take(policy, d, reply)
         ask(user, "emotion", feel, dialogues)
-        if turn < TURNS:  # the last reply is felt, and not answered
+        if turn < TURNS:  # the user feels the last reply, and does not answer it
             ask(user, "reply", say, dialogues)
     return dialogues
 
@@ -247,8 +247,8 @@ def reward(d):
 # ------------------------------------------------------------------- rows, log-probs, values
 def batch_of(d):
     """The B rows of dialogue d: (ids, which of them were sampled), both [B, L]. Only what the
-    policy sampled here is an action. The user's words are none; an earlier reply stands in this
-    prompt too, and is trained in a row of its own."""
+    policy sampled here is an action. The user's words are not. Earlier replies are in this prompt
+    too; each is trained in its own row."""
     ids = padded([prompt + reply for prompt, reply in d.rows])
     sampled = padded([[0] * len(prompt) + [1] * len(reply) for prompt, reply in d.rows])
     return ids, sampled.bool()
@@ -257,7 +257,7 @@ def batch_of(d):
 @in_bf16
 def log_probs_of(policy, ids, sampled):
     """(log pi, entropy) of the N sampled tokens, row by row: [N], [N]. Each is predicted by the
-    token before it. No token sees the padding, which stands behind all."""
+    token before it. The padding comes last, so no token sees it."""
     logits = policy.model(ids).logits[:, :-1][sampled[:, 1:]]  # [B, L, V] -> [N, V]
     log_pi = logits.float().log_softmax(-1)  # [N, V]
     entropy = -(log_pi.exp() * log_pi).sum(-1)  # [N]
@@ -265,7 +265,7 @@ def log_probs_of(policy, ids, sampled):
 
 
 class Critic(nn.Module):
-    """V_phi: a second model. Its head begins at zero: the first advantages are the rewards."""
+    """V_phi: a second model, which says what reward to expect. Its head begins at zero."""
 
     def __init__(self, name):
         super().__init__()
@@ -277,15 +277,17 @@ class Critic(nn.Module):
 
     @in_bf16
     def forward(self, ids, sampled):
-        """V before each sampled token, [N]: a baseline must not depend on the action."""
+        """V before each sampled token, [N]: what has seen the token would take its credit."""
         hidden = self.body(ids).last_hidden_state[:, :-1][sampled[:, 1:]]  # [B, L, H] -> [N, H]
         return self.head(hidden).float()[:, 0]  # [N]
 
 
 # --------------------------------------------- advantages: GRPO (Shao 2024, 4.1), PPO's GAE
+# How much better did it go than expected? A token with a positive advantage is made more likely, one
+# with a negative advantage less. GRPO expects the mean of the group, PPO what the critic says.
 def group_advantages(rewards, groups):
-    """A = (r - mean) / (std + 1e-6), within the group; 0 where all its rewards are equal: no
-    dialogue is better than another. rewards, groups: [D]; returns [D]."""
+    """A = (r - mean) / (std + 1e-6) in each group; 0 if its rewards are all equal, because no
+    dialogue is better. rewards, groups: [D]; returns [D]."""
     advantages = torch.zeros_like(rewards)
     for group in groups.unique():
         r = rewards[groups == group]
@@ -299,8 +301,8 @@ def gae(reward, values, gamma=GAMMA, lam=LAMBDA):
 
         delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lam A_{t+1}
 
-    t + 1 is the next token that the *policy* sampled, across turns. Behind the last one V is 0,
-    because the reward is known there. values: [N]; returns A and A + V, both [N]."""
+    t + 1 is the next token that the *policy* sampled, across turns. After the last one V is 0: the
+    reward is known. values: [N]. Returns A and the critic's target, the return A + V, both [N]."""
     advantages, r, next_value, next_advantage = torch.zeros_like(values), reward, 0.0, 0.0
     for t in reversed(range(len(values))):  # r is the reward at the last t, and 0 before
         next_advantage = r + gamma * next_value - values[t] + gamma * lam * next_advantage
@@ -317,14 +319,14 @@ def look_back(policy, critic, dialogues):
         if critic:
             d.values = critic(*batch_of(d))
             d.advantages, d.returns = gae(reward(d), d.values)
-    if critic:  # whitening, over all tokens of the step
+    if critic:  # whitening: mean 0 and variance 1, over all tokens of the step
         together = torch.cat([d.advantages for d in dialogues])
         for d in dialogues:
             d.advantages = (d.advantages - together.mean()) / (together.var() + 1e-8).sqrt()
     else:
         rewards, groups = torch.tensor([(reward(d), d.group) for d in dialogues]).T  # [D], [D]
         for d, advantage in zip(dialogues, group_advantages(rewards, groups)):
-            d.advantages = advantage  # []: all tokens of a dialogue have the same
+            d.advantages = advantage  # one number: all tokens of a dialogue have the same
 
 
 # ------------------------------------------------------------------------ losses and update
@@ -335,14 +337,14 @@ def policy_loss(log_pi, old, advantages):
 
 
 def value_loss(values, old, returns):
-    """0.5 sum max((V - R)^2, (V' - R)^2), where V' is V, VALUE_CLIP from V_old at most."""
+    """0.5 sum max((V - R)^2, (V' - R)^2); V' is V, moved by VALUE_CLIP from V_old at most."""
     near = old + (values - old).clamp(-VALUE_CLIP, VALUE_CLIP)  # [N]
     return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2).sum()
 
 
 def backward(policy, critic, dialogues):
     """Add up the gradients of one mini-batch. The losses are sums over tokens, divided by the
-    tokens of the *whole* mini-batch: no dialogue and no reply weighs more for being short."""
+    tokens of the *whole* mini-batch: every token weighs the same, in a short reply too."""
     n_tokens = sum(len(d.old) for d in dialogues)
     for d in dialogues:
         log_pi, entropy = log_probs_of(policy, *batch_of(d))
@@ -359,7 +361,7 @@ def update(policy, critic, optimizer, dialogues):
     random.shuffle(dialogues)
     for k in range(MINIBATCHES):
         backward(policy, critic, dialogues[k::MINIBATCHES])
-        for part in optimizer.param_groups:  # policy and critic, each for itself
+        for part in optimizer.param_groups:  # policy and critic, separately
             nn.utils.clip_grad_norm_(part["params"], MAX_NORM)
         optimizer.step()
         optimizer.zero_grad()
@@ -380,7 +382,7 @@ def train(args):
     torch.manual_seed(args.seed)
     random.seed(args.seed)
     name, system = world.base_policy(args.think), []
-    if args.model != "toy":  # the toy knows its task without being told
+    if args.model != "toy":  # the toy needs no system prompt
         task = read_prompt("policy_think" if args.think else "policy_direct")
         name, system = args.model, [{"role": "system", "content": task}]
     policy = Policy(name, args.think, system)
@@ -388,13 +390,12 @@ def train(args):
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=LR)
     if critic:
         optimizer.add_param_group({"params": critic.parameters(), "lr": CRITIC_LR})
-    # the learning rates rise in the first steps
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / WARMUP))
     user, people, held_out = user_and_people(args.user)
     n_groups, size = (GROUPS * GROUP, 1) if critic else (GROUPS, GROUP)
     evaluate(policy, user, held_out, "before")
     for step in (bar := trange(args.steps)):
-        # in turn: eight of the toy's people in a row have all eight needs
+        # one after the other: two steps of GRPO have all eight needs of the toy's people
         chosen = [people[(step * n_groups + k) % len(people)] for k in range(n_groups)]
         dialogues = play(policy, user, chosen, size)
         update(policy, critic, optimizer, dialogues)
@@ -405,11 +406,10 @@ def train(args):
 
 def main():
     """Read the flags, and train."""
-    parser = argparse.ArgumentParser(description="RLVER in one file.")
-    add = parser.add_argument
+    add = (parser := argparse.ArgumentParser()).add_argument
     add("--algo", choices=["grpo", "ppo"], default="grpo")
     add("--think", action="store_true")
-    add("--steps", type=int, default=16)
+    add("--steps", type=int, default=20)
     add("--seed", type=int, default=0)
     add("--model", default="toy", help="what is trained: toy, a directory, or a name on the hub")
     add("--user", default="toy", help="who plays the user: toy, or MODEL@URL")
