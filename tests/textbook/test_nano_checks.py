@@ -208,6 +208,7 @@ def test_advantages_are_within_the_group():
 
 
 def test_all_tokens_of_a_dialogue_have_its_advantage(policy, monkeypatch):
+    """That of its reward in its group; a long dialogue is no more than one of the group."""
     give(monkeypatch, reward, batch_of, log_probs_of)
     ours = dialogues()
     nano.look_back(policy, None, ours)
