@@ -6,6 +6,7 @@ wrong on purpose.
                                                             students
     python course/course.py grade DIR... [--csv FILE]       fill each hole with a student's function
                                                             and run its tests
+    python course/course.py grade DIR... --only nano        a student's own nano.py (nano.md)
     python course/course.py matrix [--only gae]             are the tests strong enough? every known
                                                             wrong answer must fail
     python course/course.py lab [NAME]                      break the project on purpose, and look
@@ -21,7 +22,7 @@ typical mistakes. This file is the command line.
 
 from patches import exercises
 from support.command_line import Parser, above_zero, natural, positive
-from support.errors import WITH_A_MESSAGE, explain
+from support.errors import WITH_A_MESSAGE, BadInput, explain
 
 import signal
 import sys
@@ -53,13 +54,17 @@ def run(args):
     chosen = exercises(getattr(args, "only", None))
     if args.command == "list":
         print_list(chosen)
+        print("nano         40 points two weeks  nano.py, from an empty file: course/nano.md")
+    elif args.command == "handout" and args.only == "nano":
+        raise BadInput("handout --only nano: it has no holes: students begin with an empty file")
     elif args.command == "handout":
         handout(Path(args.directory), chosen)
     elif args.command == "grade":
         submissions = [Path(directory) for directory in args.submissions]
         return 0 if grade(submissions, chosen, args.limit, args.csv) else 1
     elif args.command == "matrix":
-        return 0 if matrix(chosen, args.limit) else 1
+        everything = chosen if args.only else chosen | exercises("nano")
+        return 0 if matrix(everything, args.limit) else 1
     return 0
 
 

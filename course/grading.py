@@ -193,25 +193,34 @@ def grade_student(chosen, cases, limit, home):
 
 def passed_together(chosen, cases, limit, home):
     """The names of the exercises whose tests all pass when all functions of the submission stand in
-    one project; an empty set if that run hung or broke."""
+    one project."""
     changed, taken = {}, {}  # {file: text}, the exercises whose functions are there
     for name, exercise in chosen.items():
         with contextlib.suppress(Exception):
             changed |= answered(home, exercise, taken.values())
             taken[name] = exercise
+    return taken.keys() & passing(chosen, cases, limit, changed)
+
+
+def passing(chosen, cases, limit, changed):
+    """The names of the exercises whose tests all pass in one run, with the scripts in `changed`
+    {file: text}; an empty set if that run hung or broke."""
     reported = {}
     with contextlib.suppress(Exception), taking(1):
         _, reported = run_pytest(chosen, changed, set(), 2 * limit)
     passed = {case for case, problems in reported.items() if not problems}
-    return {name for name in taken if cases[name] and cases[name] <= passed}
+    return {name for name in chosen if cases[name] and cases[name] <= passed}
 
 
 def answered(home, exercise, others):
     """{file: its text with the functions of the submission in `home`: those of an exercise, and of
-    the `others` in its file}. What an editor did to a file costs no points: a mark at its
-    beginning, other line ends, and, in a comment say, bytes that are no UTF-8."""
+    the `others` in its file; or all of it, if the exercise has no functions}. What an editor did to
+    a file costs no points: a mark at its beginning, other line ends, and, in a comment say, bytes
+    that are no UTF-8."""
     file = exercise["file"]
     theirs = place_of(home, file).read_text(encoding="utf-8-sig", errors="replace")
+    if not exercise["functions"]:
+        return {file: theirs}
     ours = (ROOT / file).read_text(encoding="utf-8")
     together = [one for one in (*others, exercise) if one["file"] == file]
     functions = [function for one in together for function in one["functions"]]

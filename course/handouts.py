@@ -76,8 +76,9 @@ def handout(target, chosen):
 
 
 def stubs_of(chosen):
-    """{file: its text with a hole in place of every function of the chosen exercises}."""
-    changed = {}
+    """{file: its text with a hole in place of every function of the chosen exercises, and nothing
+    where it is taken whole}."""
+    changed = {e["file"]: "" for e in chosen.values() if not e["functions"]}
     for name, exercise in chosen.items():
         file = exercise["file"]
         for function in exercise["functions"]:
@@ -93,8 +94,8 @@ def copy_project(place, chosen, changed):
     place.mkdir(parents=True, exist_ok=True)
     for pattern in COPIED:
         for path in ROOT.glob(pattern):
-            if path.name == "nano.py":  # it has the answers
-                continue
+            if path.name == "nano.py" and not set(chosen) & set(exercises("nano")):
+                continue  # it has the answers
             if path.is_dir():
                 left_out = shutil.ignore_patterns("__pycache__", ".*")
                 shutil.copytree(path, place / path.name, ignore=left_out)
@@ -185,7 +186,7 @@ def cut_tests(chosen):
     """The tests that grade the exercises named in the tuple `chosen`, and what they use of their
     files, nothing else; each test is marked with the exercises that it grades. Returns
     {file name: text}."""
-    everything = exercises()
+    everything = exercises() | exercises("nano")
     exercises_of = {}  # "file::test": the names of the exercises that it grades
     for exercise in chosen:
         for test in everything[exercise]["tests"]:

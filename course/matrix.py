@@ -1,5 +1,6 @@
 """matrix.py - are the tests strong enough? Every exercise's tests are run on its stub, on the
-solution, and on the wrong answers of wrong_answers.toml. Only the solution may pass.
+solution, and on the wrong answers of wrong_answers.toml. Only the solution may pass. A wrong
+nano.py, which is tried whole, must lose its own check and no other.
 """
 
 from patches import ROOT, exercises, plural, read_toml, replaced
@@ -7,7 +8,7 @@ from patches import ROOT, exercises, plural, read_toml, replaced
 import ast
 from typing import NamedTuple
 
-from grading import cases_of, try_out, workers
+from grading import cases_of, passing, try_out, workers
 from handouts import stubs_of
 from surgery import find, put, text_of
 
@@ -27,22 +28,26 @@ class Trial(NamedTuple):
 
 def matrix(chosen, limit):
     """Run the tests of every exercise on all of its Trials, and print a line for each. limit:
-    seconds for one of them. True if only the solutions pass."""
+    seconds for one of them. True if all went as it should."""
     todo = trials(chosen)
     cases = cases_of(chosen)
     unexpected = []
     last_name = None
+    whole = {name: exercise for name, exercise in chosen.items() if not exercise["functions"]}
 
     def run_trial(trial):
-        name = trial.exercise
-        return try_out(name, chosen[name], trial.changed, cases[name], limit)
+        name, is_wrong = trial.exercise, trial.answer not in (SOLVED, ALONE)
+        if name in whole and is_wrong and trial.answer != STUB:
+            lost = whole.keys() - passing(whole, cases, limit, trial.changed)
+            return f"loses {', '.join(sorted(lost)) or 'nothing'}", lost == {name}
+        problem = try_out(name, chosen[name], trial.changed, cases[name], limit)
+        return problem, bool(problem) == is_wrong
 
     with workers() as pool:
-        for trial, problem in zip(todo, pool.map(run_trial, todo)):
+        for trial, (problem, as_expected) in zip(todo, pool.map(run_trial, todo)):
             if trial.exercise != last_name:
                 print(f"\n{trial.exercise}: {chosen[trial.exercise]['title']}")
                 last_name = trial.exercise
-            as_expected = (problem == "") == (trial.answer in (SOLVED, ALONE))
             if not as_expected:
                 unexpected.append(f"{trial.exercise}, {trial.answer}")
             prefix = "" if as_expected else "NO: "
@@ -61,10 +66,11 @@ def trials(chosen):
     handout in which only this exercise and those that it `needs` are done, then the wrong
     answers."""
     everything = exercises()
+    known = everything | chosen
     wrong = list(wrong_answers(chosen))
 
     def with_needs(name):
-        return {name}.union(*map(with_needs, everything[name]["needs"]))
+        return {name}.union(*map(with_needs, known[name]["needs"]))
 
     todo = []
     for name, exercise in chosen.items():
@@ -87,15 +93,16 @@ def wrong_answers(chosen):
         source = (ROOT / exercise["file"]).read_text(encoding="utf-8")
         tree = ast.parse(source)
         for answer in answers:
-            function = answer.get("function", exercise["functions"][0])
+            function = answer.get("function", *exercise["functions"][:1])  # None: the whole file
             label = f"wrong_answers.toml, {name}, {answer['name']!r}"
             wrong = replaced(
-                text_of(source, find(tree, function)),
+                text_of(source, find(tree, function)) if function else source,
                 old=answer["old"],
                 new=answer["new"],
                 change=label,
-                place=function,
+                place=function or exercise["file"],
                 advice="the function was edited, so the answer must be",
             )
             ast.parse(wrong)  # a wrong answer must run, or its rejection says nothing
-            yield Trial(name, answer["name"], {exercise["file"]: put(source, function, wrong)})
+            changed = put(source, function, wrong) if function else wrong
+            yield Trial(name, answer["name"], {exercise["file"]: changed})

@@ -8,6 +8,7 @@ from conftest import ROOT
 from surgery import find, text_of
 
 ALL = exercises()
+NANO = exercises("nano")
 FUNCTIONS = [(name, e["file"], function) for name, e in ALL.items() for function in e["functions"]]
 
 

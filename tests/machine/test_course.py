@@ -10,7 +10,7 @@ import pytest
 
 import course
 from conftest import ROOT
-from exercises import ALL, FUNCTIONS, source
+from exercises import ALL, FUNCTIONS, NANO, source
 from grading import about, name_of
 from matrix import wrong_answers
 from runs import refuse
@@ -19,11 +19,11 @@ from surgery import find
 
 @pytest.mark.slow
 def test_the_list_fits_the_project():
-    """100 points. Each exercise names functions and tests that are there, and needs only what
+    """100 points, and 40 for a nano.py. Each exercise names functions and tests that are there, and needs only what
     stands above it. The grader quotes what a test is about."""
     trees = {path.name: ast.parse(source(path)) for path in (ROOT / "tests").rglob("test_*.py")}
-    assert sum(e["points"] for e in ALL.values()) == 100
-    for i, (name, e) in enumerate(ALL.items()):
+    assert [sum(e["points"] for e in some.values()) for some in (ALL, NANO)] == [100, 40]
+    for i, (name, e) in enumerate((ALL | NANO).items()):
         assert set(e["needs"]) <= set(list(ALL)[:i]), name
         for test in e["tests"]:
             file, function = test.split("::")
@@ -35,8 +35,9 @@ def test_the_list_fits_the_project():
 
 def test_every_exercise_has_wrong_answers_that_fit_the_code():
     """Whoever edits a function learns here which wrong answers must be edited with it."""
-    names = [name for name, *_ in wrong_answers(ALL)]
+    names = [name for name, *_ in wrong_answers(ALL | NANO)]
     assert all(names.count(name) >= 4 for name in ALL)
+    assert all(names.count(name) >= 2 for name in NANO)
 
 
 def test_the_project_knows_nothing_of_the_course():
@@ -52,6 +53,8 @@ def test_the_project_knows_nothing_of_the_course():
         ("handout {full}", "not empty"),
         ("handout {full}/file/x", "cannot be written"),
         ("handout {new} --only gae,gea", "'gea'"),
+        ("handout {new} --only gae,nano", "and nano, alone"),
+        ("handout {new} --only nano", "begin with an empty file"),
         ("grade {full}", "is it a handout"),
         (f"grade {ROOT} --csv {{new}}/no/x.csv", "cannot be written"),
         ("lab learning-rat", "unknown"),

@@ -282,6 +282,21 @@ def test_what_an_editor_did_costs_nothing(change, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_nano_is_graded_whole(tmp_path):
+    """With names of its own. In an empty one each check says what it did not find."""
+    anna = submission(tmp_path, "nano.py", lambda text: text.replace("padded", "side_by_side"))
+    ben, table = tmp_path / "ben", tmp_path / "grades.csv"
+    ben.mkdir()
+    (ben / "nano.py").touch()
+    words = f"grade {anna} {ben} --only nano --csv {table}".split()
+    assert course.main(words) == 1
+    rows = [*csv.DictReader(table.open(encoding="utf-8"))]
+    assert [row["result"] for row in rows[:7]] == ["passed"] * 7
+    assert [rows[7]["points"], rows[15]["points"]] == ["40", "0"]
+    assert all("AttributeError: module 'nano' has no attribute" in r["result"] for r in rows[8:15])
+
+
+@pytest.mark.slow
 def test_a_top_level_that_raises_costs_the_exercises_of_its_file(tmp_path):
     """And says so; those of the other files lose nothing."""
     place = submission(tmp_path, "ppo.py", lambda text: text + "\nLIMITS = [1]\nLIMITS[1]\n")
@@ -301,6 +316,9 @@ def test_an_endless_loop_at_the_top_costs_the_exercises_of_its_file(tmp_path):
     rows = graded(place, "kl,groups", "--limit", "20")
     assert rows["groups"]["result"] == "passed"
     assert rows["kl"]["result"] == "no end within 20 s"
+    place = submission(tmp_path, "nano.py", lambda text: text + "\nwhile True: pass\n")
+    rows = graded(place, "nano", "--limit", "2")
+    assert [row["result"] for row in rows.values()] == ["no end within 2 s"] * 7 + [""]
 
 
 @pytest.mark.soak
