@@ -19,7 +19,8 @@ A dialogue of two turns in ChatML. The pieces are in brackets, the messages are 
 
 The second reply is sampled after that. Most templates have no opening.
 
-From top to bottom: the cutting; what is put around each message; what refuses a tokenizer or a template.
+From top to bottom: the cutting; what is put around each message; what refuses a tokenizer or a
+template.
 """
 
 from support.errors import BadModel

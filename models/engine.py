@@ -104,11 +104,15 @@ class Request:
 
 class TorchEngine:
     """Samples replies with plain PyTorch: a waiting list, a KV cache, and a loop that draws one
-    token for every running request at a time.
+    token for every running request at a time. The way of a request:
 
-    A dialogue keeps its slot of the cache, so its next turn computes only the new tokens. Waiting
-    requests are admitted once there is one for every four running ones: a forward pass for each of
-    them would cost more than the wait.
+        generate    it waits; `work` is started, if it does not run
+        admit       it gets a slot of the cache, a row that may hold the dialogue's earlier tokens
+        prefill     the rest of its prompt is computed, and its first token drawn
+        step        its last token is computed, and the next one drawn, until a stop token
+
+    Waiting requests are admitted once there is one for every four running ones: a forward pass for
+    each of them would cost more than the wait.
     """
 
     def __init__(
@@ -134,7 +138,7 @@ class TorchEngine:
         # by a radian at position 1,000.
         for p in model.parameters():
             p.data = p.data.to(dtype or p.dtype)
-        # in the place of "sdpa", PyTorch's attention, with which `load_model` loads
+        # instead of "sdpa", PyTorch's attention, with which `load_model` loads
         AttentionInterface.register("grouped", grouped_attention)
         self.model.set_attn_implementation("grouped")
         self.stop_ids, self.temperature, self.max_slots = stop_ids, temperature, max_slots
@@ -311,11 +315,11 @@ class TorchEngine:
                     request.result.set_result((request.ids, request.log_probs))
 
 
-# ------------------------------------------------------------------------------------ the other engine
+# -------------------------------------------------------------------------------- the other engine
 
 
 def make_vllm_engine(path, stop_ids, **settings):
-    """A models.vllm_engine.VllmEngine, with the arguments of that class."""
+    """A VllmEngine (models/vllm_engine.py says what its arguments are)."""
     from models.vllm_engine import VllmEngine  # here, because most machines have no vLLM
 
     return VllmEngine(path, stop_ids, **settings)

@@ -88,7 +88,8 @@ class VllmEngine:
             ) from None
 
     async def generate(self, prompt, max_tokens, rng, key=None):
-        """As TorchEngine.generate. `key` is not needed: the prefix cache compares the tokens."""
+        """Sample up to `max_tokens` after the ids `prompt`. Returns (ids, log_probs). `key` is not
+        needed: the prefix cache compares the tokens."""
         params = self.SamplingParams(
             temperature=self.temperature,
             max_tokens=max_tokens,
