@@ -1,5 +1,6 @@
-"""players/ - who plays, and how it is asked: which model plays the user, a reader, models on a server
-and in this process, one call, the questions before the first dialogue, the policy of an evaluation.
+"""players/ - what plays the users, and how it is asked: which model plays them, a reader, models on a
+server and in this process, one call, the questions before the first dialogue, the policy of an
+evaluation.
 The programs, recipes and tools import it; it imports models/, simulator.py and what stands below.
 """
 
