@@ -75,7 +75,7 @@ class Settings:
     )
     reader: str = model_name(
         None,
-        "model that hears for the user, openai:MODEL@URL or local:DIR: feelings are read from its "
+        "model that reads replies for the user, openai:MODEL@URL or local:DIR: feelings are read from its "
         "log-probs (players/reader.py); not given: the user's model writes them, as in the paper",
     )
     difficulty: str = flag(
