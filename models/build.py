@@ -151,9 +151,15 @@ class Models:
         self.optimizer = adamw(self.policy, cfg.lr)
         self.critic_optimizer = adamw(self.critic, cfg.critic_lr) if self.critic else None
         if tensors:
-            load_optimizer_state(self.policy, self.optimizer, tensors["optimizer"])
-        if tensors and self.critic:
-            load_optimizer_state(self.critic, self.critic_optimizer, tensors["critic_optimizer"])
+            for name, module, optimizer in self.trained():
+                load_optimizer_state(module, optimizer, tensors[name])
+
+    def trained(self):
+        """[(name of an optimizer in trainer.pt, the module that it changes, the optimizer)]."""
+        parts = [("optimizer", self.policy, self.optimizer)]
+        if self.critic:
+            parts.append(("critic_optimizer", self.critic, self.critic_optimizer))
+        return parts
 
     def try_out(self, is_synced):
         """Sample and score a few tokens, after a first sync where one is needed (`is_synced`). vLLM
@@ -171,7 +177,7 @@ class Models:
 
     def set_learning_rates(self, share):
         """Set the learning rates of policy and critic to this share of their full values."""
-        for optimizer in filter(None, (self.optimizer, self.critic_optimizer)):
+        for _, _, optimizer in self.trained():
             optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * share
 
     # ---------------------------------------------------------------------------------- sampling
@@ -226,14 +232,15 @@ class Models:
         weights = {
             name: w.cpu() for name, w in self.plain_weights() if first and name not in second_names
         }
-        tensors = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
-        if self.critic:
-            tensors["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
+        tensors = {
+            name: optimizer_state(module, optimizer, first)
+            for name, module, optimizer in self.trained()
+        }
         if self.cfg.lora_rank:
             tensors["adapters"] = {
                 name: full_tensor(p.detach()).cpu()
-                for part in filter(None, (self.policy, self.critic))
-                for name, p in part.named_parameters()
+                for _, module, _ in self.trained()
+                for name, p in module.named_parameters()
             }
         elif self.critic:
             tensors["critic"] = {

@@ -148,9 +148,9 @@ class TorchEngine:
         self.waiting = []  # Requests
         self.running = {}  # slot -> Request
         self.key_of_slot = {}  # slot -> the key of the dialogue that had it last
-        self.ids_in_slot = {}  # slot -> the token ids whose keys and values its row holds
-        self.last_use = {}  # slot -> the number of the request that had it last
-        self.count = 0  # of the requests that were given a slot
+        # slot -> the token ids whose keys and values its row holds. The slot that was given to a
+        # request longest ago is the first.
+        self.ids_in_slot = {}
         self.loop_task = None
 
     def load_weights(self, named_tensors):
@@ -217,17 +217,13 @@ class TorchEngine:
             key = request.key
             own = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
             empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
-            oldest_first = sorted(self.ids_in_slot, key=self.last_use.get)
-            slot = next(s for s in [*own, *empty, *oldest_first] if s not in self.running)
+            slot = next(s for s in [*own, *empty, *self.ids_in_slot] if s not in self.running)
 
             # at least one token must be computed, for its logits
-            prefix = os.path.commonprefix([self.ids_in_slot.get(slot, []), request.prompt[:-1]])
-            self.ids_in_slot[slot] = prefix
+            prefix = os.path.commonprefix([self.ids_in_slot.pop(slot, []), request.prompt[:-1]])
+            self.ids_in_slot[slot] = prefix  # the last one of them now
             chunks[slot] = request.prompt[len(prefix) :]
-
             self.key_of_slot[slot], self.running[slot] = key, request
-            self.count += 1
-            self.last_use[slot] = self.count
         if chunks:
             self.prefill(chunks)
 

@@ -91,7 +91,8 @@ class ServerModel(AdaptiveModel):
         # Is a 5xx tried again until CALL_TIMEOUT, and a 404 final? (Not while the check looks for a
         # format, which both may mean.)
         self.is_patient = True
-        self.last_failure, self.has_floors, self.has_marks = "", False, False
+        self.last_failure = ""
+        self.told = set()  # what was printed, once
 
         self.key = read_key()
         try:
@@ -139,11 +140,11 @@ class ServerModel(AdaptiveModel):
             await self.chat([{"role": "user", "content": prompt}], 1, **options)
             for prompt in prompts
         ]
-        if not self.has_floors and any(answer.has_floors for answer in answers):
-            self.has_floors = True
-            tell(
+        if any(answer.has_floors for answer in answers):
+            self.tell_once(
+                "floors",
                 f"warning: {self.url}: it lists tokens without a log-prob from {LEAST_LOG_PROB} to 0; they "
-                "count as not listed, and feelings that are read may be a little off"
+                "count as not listed, and feelings that are read may be a little off",
             )
         lists = [answer.likeliest for answer in answers]
         if min(map(len, lists)) < 2:
@@ -273,8 +274,7 @@ class ServerModel(AdaptiveModel):
     def report_failure(self, reason):
         """Print the first failed try: without a message the wait would look like a hang."""
         reason = self.quote(reason)
-        if not self.last_failure:
-            tell(f"{self.url}: {reason}; trying again")
+        self.tell_once("failure", f"{self.url}: {reason}; trying again")
         self.last_failure = reason
 
     # ------------------------------------------------------------------ what is noticed on the way
@@ -290,15 +290,21 @@ class ServerModel(AdaptiveModel):
                 )
 
     def warn_of_marks(self, reply):
-        """Print a warning, once, if a reply has a mark of a chat template, but for quotations."""
+        """Print a warning if a reply has a mark of a chat template, but for quotations."""
         mark = re.search(MARKS, re.sub(QUOTED, "_", reply.strip()))
-        if mark and not self.has_marks:
-            self.has_marks = True
-            tell(
+        if mark:
+            self.tell_once(
+                "marks",
                 f"warning: {self.url}: a reply has {mark[0]!r}, a mark of a chat template, and the user "
                 "sees it. Let the server take out thoughts (vLLM: --reasoning-parser, llama.cpp: "
-                "--reasoning-format) and end tokens (skip_special_tokens; make them stop a reply)"
+                "--reasoning-format) and end tokens (skip_special_tokens; make them stop a reply)",
             )
+
+    def tell_once(self, name, words):
+        """Print a line above the progress bar, unless one of this name was printed."""
+        if name not in self.told:
+            self.told.add(name)
+            tell(words)
 
     def quote(self, words):
         """An error or a server's words as one line, for a message. Without our key: some servers
