@@ -257,7 +257,7 @@ class Models:
             trainer.pt    both optimizers' moments; the critic, or the adapters in fp32
             adapter/      the policy's adapters, as the package peft writes them
 
-        weights: of the policy, {name: tensor}; tensors: what trainer.pt holds. Raises CannotWrite."""
+        weights: of the policy, {name: tensor}; tensors: what trainer.pt holds."""
         write_model(directory, self.policy.model, weights, self.tokenizer)
         torch.save(tensors, directory / "trainer.pt")
         if self.cfg.lora_rank:
@@ -265,7 +265,7 @@ class Models:
 
     def write_trial(self, directory):
         """Write a checkpoint with one small tensor, and read the rest back, to see whether a resume
-        will find the same model. Raises CannotWrite."""
+        will find the same model. Raises CannotWrite if it will not."""
         self.write(directory, {"small": torch.zeros(1)}, {"adapters": {}})
         load_tensors(directory / "trainer.pt")
         chat = copy.copy(self.chat)

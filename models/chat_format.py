@@ -105,8 +105,7 @@ class ChatFormat:
 
     def render(self, *texts):
         """The template's own text of a dialogue, up to where the next reply begins. texts: of the
-        user and of the policy by turns, the user's first. (An empty system prompt is no message.)
-        Raises BadModel."""
+        user and of the policy by turns, the user's first. (An empty system prompt is no message.)"""
         roles = ["system"] + ["user", "assistant"] * len(texts)
         pairs = zip(roles, (self.system_prompt, *texts))
         messages = [{"role": role, "content": text} for role, text in pairs if text]

@@ -25,8 +25,7 @@ class DistanceFromStart:
         self.policy, self.device, self.path = policy, device, path
 
     def keep(self, episodes):
-        """Write the first of these episodes of pi_0, over all ranks, to the file, and read it. Raises
-        CannotWrite."""
+        """Write the first of these episodes of pi_0, over all ranks, to the file, and read it."""
         episodes = all_gather_list(episodes[:START_DIALOGUES])
         episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
         pairs = []
@@ -41,7 +40,7 @@ class DistanceFromStart:
     def read(self):
         """Read this rank's part of the file: [(Batch, log-probs of pi_0)]. Every rank gets equally
         many, empty ones if need be, because a forward pass is a collective call. Only the first
-        rank needs the file. Raises BadInput if it is not whole."""
+        rank needs the file."""
         pairs = broadcast(load_tensors, self.path)
         empty = dummy_batch()
         while len(pairs) % world_size():

@@ -150,7 +150,7 @@ class VllmEngine:
         self.forget()
 
     def forget(self):
-        """Empty the prefix cache. Raises RuntimeError if requests are still under way."""
+        """Empty the prefix cache. No request may be under way."""
         if not self.llm.reset_prefix_cache():  # vLLM would only log it
             raise RuntimeError("vLLM keeps its prefix cache: requests are still under way")
 

@@ -92,7 +92,7 @@ class PolicySource(NamedTuple):
 
 
 def newest_run():
-    """The directory of the newest finished run in runs/. Raises BadInput."""
+    """The directory of the newest finished run in runs/."""
     summaries = list(Path("runs").glob("*/summary.json"))
     if not summaries:
         raise BadInput("no finished run in runs/; name a policy with --policy")
@@ -102,7 +102,7 @@ def newest_run():
 def find_weights(name, step):
     """The PolicySource that `name` stands for: a run, a checkpoint, a model directory, a model of
     the hub, toy, or openai:MODEL@URL. A run stands for its newest checkpoint, or for that of
-    `step`; step 0 is where it started. Raises BadInput."""
+    `step`; step 0 is where it started."""
     directory = Path(name)
     run_settings = settings_of_run(directory)
     if run_settings:
@@ -182,7 +182,7 @@ def load_policy(source, args, reader=None):
 
 def refuse_flags(args, source, settings, reader):
     """Refuse a flag about a policy that has a value of its own. settings: the policy's; with a reader
-    --template-args are the reader's. Raises BadInput."""
+    --template-args are the reader's."""
     label, weights, run, _ = source
     kind, model_name, _ = split_name(str(weights))
     is_served = kind == "openai"
@@ -272,7 +272,7 @@ def user_label(name):
 def choose_profiles(args, source, chosen):
     """(profiles, were they held out by the policy's run?). In this order: the file of --profiles; with
     --world chit-chat one of prompts/profiles/; what the run held out of its files; the toy's
-    held-out ones. Raises BadInput if the user's model cannot play them."""
+    held-out ones. The user's model must be able to play them."""
     file = args.profiles
     if args.world and file:
         raise BadInput("--world names users, and so does --profiles; give one of them")

@@ -204,7 +204,7 @@ class Reader(AdaptiveModel):
 
     async def read(self, prompts):
         """f_emo, read: {"log_odds": {question: x}, "z": {question: z}, "sum": BIAS + the weighted
-        sum of z, "change": of the emotion}. Raises UnreadableAnswers."""
+        sum of z, "change": of the emotion}."""
         odds, z = await self.ask(prompts), {}
         for name, x in odds.items():
             mean, std = self.scale[name]

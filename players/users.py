@@ -83,7 +83,7 @@ def make_simulator(
 
 def language_model(name, flag, temperature, timeout=60.0, template_args=None, words=None):
     """The language model `name`, openai:MODEL@URL or local:DIR. flag: the one that named it, for
-    messages; words: of a reader's model, those whose log-probs it returns. Raises BadInput."""
+    messages; words: of a reader's model, those whose log-probs it returns."""
     kind, model, url = split_name(name)
     if words:  # the first word is read, so it must not be part of a thought
         template_args = {**(template_args or {}), "enable_thinking": False}

@@ -39,7 +39,7 @@ PLACEHOLDERS = {
 
 def load_prompt(name, lang="en", folder=""):
     """The text of a prompt file. It must hold exactly the placeholders in PLACEHOLDERS[name],
-    written as {{name}}, or no placeholder if `name` is not listed there. Raises BadInput."""
+    written as {{name}}, or no placeholder if `name` is not listed there."""
     path = PROMPTS / lang / folder / f"{name}.txt"
     text = read_text(path)
     placeholders = PLACEHOLDERS.get(name, set())

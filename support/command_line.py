@@ -79,7 +79,7 @@ def read_checked(read, test, what, text):
 
 def refuse_nesting(in_main_thread=False):
     """Refuse to run inside an asyncio loop, because a program starts its own. in_main_thread: also in
-    any thread but the main one, which alone can handle signals. Raises BadInput."""
+    any thread but the main one, which alone can handle signals."""
     inside = ""
     if in_main_thread and threading.current_thread() is not threading.main_thread():
         inside = "a thread"
@@ -142,7 +142,7 @@ def scripted_notice(simulator_name, reader=None):
 
 def split_name(name):
     """The parts (kind, model, address) of a --simulator value: it is split at the first ":" and, for
-    openai, the last "@". Raises BadInput."""
+    openai, the last "@"."""
     kind, _, rest = name.partition(":")
     if kind != "openai":
         return kind, rest, ""

@@ -69,8 +69,7 @@ def digest(*parts):
 
 
 def read_text(path):
-    """The text of a file, without a byte order mark. Raises BadInput if it is not UTF-8, and
-    OSError."""
+    """The text of a file in UTF-8, without a byte order mark."""
     try:
         return Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -108,7 +107,7 @@ def read_json(path):
 def read_jsonl(path, containing=b""):
     """Yield the lines of a JSONL file as (number, row, problem): `row` is a JSON object, or None
     where `problem` says why the line has none. Empty lines are skipped. Lines without the bytes
-    `containing` are skipped unread (the empty bytes are in every line). Raises OSError.
+    `containing` are skipped unread (the empty bytes are in every line).
 
     Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""
     with open(path, "rb") as file:
@@ -155,7 +154,7 @@ def lock(path):
 
 def refuse_overwriting(outputs, inputs):
     """Refuse an output file that is also an input or another output. outputs: {flag: path or None};
-    inputs: paths. Raises BadInput."""
+    inputs: paths."""
     used = {Path(path).resolve() for path in inputs}
     for flag, path in outputs.items():
         if path is not None:

@@ -154,7 +154,7 @@ def parse_line(line):
 
 def read_results(path, parse=parse_line):
     """The dialogues in a result file. parse: makes a dialogue of a line (tools/sage.py has another
-    one). Raises BadInput for a line that is not a result, and for a file without results; OSError."""
+    one). Raises BadInput for a line that is not a result, and for a file without results."""
     dialogues = {}
     for number, line, problem in read_jsonl(path):
         try:
@@ -239,7 +239,7 @@ def finished_users(path, settings):
 
 def refuse_mixed(dialogues, where):
     """Refuse dialogues that were made in different conditions (what played the user, by which prompts,
-    the rules of the benchmark): their scores do not compare. Raises BadInput."""
+    the rules of the benchmark): their scores do not compare."""
     conditions = sorted({in_words(dialogue["made_by"], CONDITIONS) for dialogue in dialogues})
     if len(conditions) > 1:
         raise BadInput(
@@ -250,7 +250,7 @@ def refuse_mixed(dialogues, where):
 
 
 def refuse_other_prompts(dialogues, where):
-    """Refuse dialogues if the user's prompts were edited between some of them. Raises BadInput."""
+    """Refuse dialogues if the user's prompts were edited between some of them."""
     prompts = {dialogue["made_by"].get("user_prompts") for dialogue in dialogues}
     if len(prompts - {None}) > 1:
         raise BadInput(
@@ -345,7 +345,7 @@ def reading_in(text):
 def recorded_dialogues(path, read=read_results):
     """The dialogues of a log (a run's dialogues.jsonl) or of a result file. A log has the final
     emotion as "reward", divided by 100, and may not say from which emotion a dialogue started: then
-    it was the training's. read: of a result file. Raises BadInput."""
+    it was the training's. read: what reads a result file."""
     with open(path, "rb") as file:
         is_result_file = b'"history"' in file.readline()
     if is_result_file:

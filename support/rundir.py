@@ -93,8 +93,7 @@ class RunDir:
                     left.unlink()
 
     def open(self):
-        """Read the logged calls. Returns the newest checkpoint, or None. Raises BadInput if the
-        checkpoint is not whole."""
+        """Read the logged calls. Returns the newest checkpoint, which must be whole, or None."""
         [newest] = checkpoints(self.path)[-1:] or [None]
         if newest:
             state_of(newest)
@@ -105,8 +104,7 @@ class RunDir:
     def restore(self, checkpoint, heldout, digests):
         """Read the state of the `checkpoint`, or begin with a new one; cut off what was logged after
         it, because it will be done again; write config.json and heldout.json. The directory is made
-        on every rank. digests: of what decides a dialogue and stands in no setting (WARNINGS). Raises
-        BadInput."""
+        on every rank. digests: of what decides a dialogue and stands in no setting (WARNINGS)."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -272,8 +270,7 @@ class RunDir:
         """Write and remove a trial checkpoint, and warn if the disk has no room for three of `size`
         bytes: two are kept while the next one is written. So a failure to save shows before
         anything is paid for. The directory is made and locked, if it is new: another run may have
-        begun there. write_trial: a function of a directory. Raises CannotWrite, or BadInput if
-        another process has the directory."""
+        begun there. write_trial: a function of a directory."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.take_lock()
         trial = self.path / f".trial-{time.time_ns()}"  # what an earlier one left may be there
@@ -337,8 +334,7 @@ def metrics_of(out):
 
 
 def held_out_dialogues(out):
-    """The lines of a run's dialogues.jsonl with held-out users. Raises BadInput if it has none, and
-    OSError."""
+    """The lines of a run's dialogues.jsonl with held-out users. There must be some."""
     path = out / "dialogues.jsonl"
     # most lines are dialogues of training: `containing` skips them unread
     lines = read_jsonl(path, containing=b'"heldout"')
