@@ -295,7 +295,7 @@ class TorchEngine:
             tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)  # [R, 1]
             # a draw next to 1 may be rounded to the end
             tokens = tokens.clamp(max=cdf.shape[-1] - 1)
-        else:  # 0, for a simulated user: the likeliest token
+        else:  # 0, for a user's model: the likeliest token
             tokens = log_probs.argmax(-1, keepdim=True)  # [R, 1]
         chosen = log_probs.gather(-1, tokens)  # [R, 1]
         results = zip(slots, requests, tokens[:, 0].tolist(), chosen[:, 0].tolist())

@@ -106,7 +106,7 @@ REWARD_TALK = re.compile(
     \b(
         rewards?\b
         | emotion[ ](?:score|value|level|point)s?
-        | Emotion-[SABCF]\b           # the levels of emotion in the simulator's prompts
+        | Emotion-[SABCF]\b           # the levels of emotion in the user's prompts
         | change["']?\s*:\s*[+-]?\d   # the key that decides the emotion in its answers
         | rate[ ](?:me|this)
         | \d+[ ]points
