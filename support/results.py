@@ -113,7 +113,7 @@ def parse_line(line):
         kind            "rational", "emotional" or "other"
         purpose         the purpose of the profile, one of PURPOSE_LABELS
         group           of the persona: "negative", "passive", "avoidant" or another
-        profile         what the line keeps of the profile, {field: value}
+        person          what the line keeps of the profile, {field: value}
         made_by         the settings of the evaluation
         ended           what ended the dialogue
         raw             the line itself
@@ -145,7 +145,7 @@ def parse_line(line):
         "kind": kind,
         "purpose": PURPOSE_LABELS[line.get("target") or "eq"],
         "group": PERSONA_GROUPS.get(group, group),
-        "profile": {key: all_keys[key] for key in KEPT if key in all_keys},
+        "person": {key: all_keys[key] for key in KEPT if key in all_keys},
         "made_by": made_by,
         "ended": made_by.get("ended", ""),
         "raw": line,
@@ -269,7 +269,7 @@ def same_users(sides, where):
             f"{where}: some of these results do not say which prompts the user had (an earlier "
             "version wrote them, or SAGE); they are taken to be the same."
         )
-    profiles, others = ({row["profile_id"]: row["profile"] for row in rows} for rows in sides)
+    profiles, others = ({row["profile_id"]: row["person"] for row in rows} for rows in sides)
     common = [user for user in profiles if user in others]
     same = []
     for user in common:

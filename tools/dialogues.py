@@ -74,7 +74,7 @@ def load_dialogues(path):
                 raise BadInput(f"{path}: user {row['profile_id']!r} is not among the profiles")
             row |= {"id": f"{profile.id}, line {number}", "task": profile.task}
             ours = {"character": profile.main_cha, "traits": profile.cha_group}
-            row["profile"] = vars(profile) | ours
+            row["person"] = vars(profile) | ours
             row["made_by"] = {"user_prompts": state.get("user_prompts")}
         row |= {"turns": visible_turns(row), "profile": profile}
         row["made_by"] = config | row.get("made_by", {})
