@@ -151,10 +151,10 @@ class Models:
         self.optimizer = adamw(self.policy, cfg.lr)
         self.critic_optimizer = adamw(self.critic, cfg.critic_lr) if self.critic else None
         if tensors:
-            for name, module, optimizer in self.trained():
+            for name, module, optimizer in self.trained_parts():
                 load_optimizer_state(module, optimizer, tensors[name])
 
-    def trained(self):
+    def trained_parts(self):
         """[(name of an optimizer in trainer.pt, the module that it changes, the optimizer)]."""
         parts = [("optimizer", self.policy, self.optimizer)]
         if self.critic:
@@ -177,7 +177,7 @@ class Models:
 
     def set_learning_rates(self, share):
         """Set the learning rates of policy and critic to this share of their full values."""
-        for _, _, optimizer in self.trained():
+        for _, _, optimizer in self.trained_parts():
             optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * share
 
     # ---------------------------------------------------------------------------------- sampling
@@ -234,12 +234,12 @@ class Models:
         }
         tensors = {
             name: optimizer_state(module, optimizer, first)
-            for name, module, optimizer in self.trained()
+            for name, module, optimizer in self.trained_parts()
         }
         if self.cfg.lora_rank:
             tensors["adapters"] = {
                 name: full_tensor(p.detach()).cpu()
-                for _, module, _ in self.trained()
+                for _, module, _ in self.trained_parts()
                 for name, p in module.named_parameters()
             }
         elif self.critic:
