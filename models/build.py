@@ -108,9 +108,9 @@ class Models:
     # -------------------------------------------------------------- the steps of __init__, in order
 
     def load(self, source):
-        """Load tokenizer and chat template, and return the model. Frozen weights, under adapters, are
-        loaded in the type of computing. Others stay as they are stored (None), mapped from the file,
-        until `make_masters` makes the fp32 masters that the optimizers change."""
+        """Load tokenizer and chat template, and return the model. Frozen weights, under adapters,
+        are loaded in the type of computing. Others stay as they are stored (None), mapped from the
+        file, until `make_masters` makes the fp32 masters that the optimizers change."""
         cfg = self.cfg
         model, self.tokenizer = load_model(source, dtype=self.dtype if cfg.lora_rank else None)
         # The toy knows its task; a system prompt would take a third of its context.

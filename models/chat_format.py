@@ -105,7 +105,8 @@ class ChatFormat:
 
     def render(self, *texts):
         """The template's own text of a dialogue, up to where the next reply begins. texts: of the
-        user and of the policy by turns, the user's first. (An empty system prompt is no message.)"""
+        user and of the policy by turns, the user's first. (An empty system prompt is no
+        message.)"""
         roles = ["system"] + ["user", "assistant"] * len(texts)
         pairs = zip(roles, (self.system_prompt, *texts))
         messages = [{"role": role, "content": text} for role, text in pairs if text]
@@ -118,10 +119,10 @@ class ChatFormat:
             raise BadModel(f"the chat template refuses a plain dialogue: {error}") from None
 
     def check_pieces(self):
-        """Put a dialogue of twelve turns together from the pieces, and compare each of its prompts with
-        the template's own text. A template may number the rounds, write a reminder from the third
-        turn on, leave out early turns, or change long messages and signs. A shorter or simpler
-        dialogue would not show it. Raises BadModel with the first difference."""
+        """Put a dialogue of twelve turns together from the pieces, and compare each of its prompts
+        with the template's own text. A template may number the rounds, write a reminder from the
+        third turn on, leave out early turns, or change long messages and signs. A shorter or
+        simpler dialogue would not show it. Raises BadModel with the first difference."""
         texts, ids, write = [], [], self.first_prompt
         for text in DUMMY_TEXTS:  # said by the user, and then by the policy
             texts.append(text)
@@ -185,8 +186,8 @@ def refuse_blanks(text):
     """Refuse a tokenizer that changes a message by what stands before it. text: "My" and "self
     is\\n\\nhere", encoded one by one and decoded together. SentencePiece's tokenizers mostly put a
     blank before every text, also of a message in the middle of a prompt, where the template has
-    none. One with a wrong split may lose all blanks. (Without tokenizer.json transformers makes up a
-    vocabulary.)"""
+    none. One with a wrong split may lose all blanks. (Without tokenizer.json transformers makes up
+    a vocabulary.)"""
     if text != "Myself is\n\nhere":
         raise BadModel(
             f"the tokenizer turns 'My' and 'self is\\n\\nhere' into {text!r}: tokenizer.json is "

@@ -1,5 +1,5 @@
-"""models/distance.py - how far the policy has moved from where it started, without a second model in
-memory: a few dialogues of the starting policy are kept, and scored again by the policy of today.
+"""models/distance.py - how far the policy has moved from where it started, without a second model
+in memory: a few dialogues of the starting policy are kept, and scored again by the policy of today.
 """
 
 from models.loading import load_tensors

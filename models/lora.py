@@ -23,8 +23,8 @@ Two lines of PPO's update would go wrong without it:
 `SharedBase.forward` sets it before each pass, `SharedBase.checkpoint_contexts` before such a second
 one.
 
-Engines and checkpoints get plain models, with W + (alpha / r) B A for W (`merge`). Left out: dropout,
-and adapters on embeddings and output layer.
+Engines and checkpoints get plain models, with W + (alpha / r) B A for W (`merge`). Left out:
+dropout, and adapters on embeddings and output layer.
 """
 
 from models.loading import blocks_of
@@ -129,11 +129,11 @@ def use_adapter(switch, name):
 
 
 def merge(named_tensors, model):
-    """Yield the weights of a plain model: each W of `model` with adapters becomes W + (alpha / r) B A,
-    in fp32; all others stay as they are.
+    """Yield the weights of a plain model: each W of `model` with adapters becomes
+    W + (alpha / r) B A, in fp32; all others stay as they are.
 
-    named_tensors: (name, whole tensor), from state_dict() or iter_full_weights(). One is merged at a
-    time, so that there is never a second model in memory. On many ranks a collective call: every
+    named_tensors: (name, whole tensor), from state_dict() or iter_full_weights(). One is merged at
+    a time, so that there is never a second model in memory. On many ranks a collective call: every
     rank must walk to the end."""
     layers = {
         f"{path}.weight": module
@@ -175,9 +175,9 @@ class SharedBase(nn.Module):
             return part(batch, **how)
 
     def checkpoint_contexts(self):
-        """The contexts of a forward pass and of its recomputation in the backward pass, which sets the
-        switch to the adapters in use now. (Activation checkpointing calls it in each forward pass,
-        as torch's `context_fn`.)"""
+        """The contexts of a forward pass and of its recomputation in the backward pass, which sets
+        the switch to the adapters in use now. (Activation checkpointing calls it in each forward
+        pass, as torch's `context_fn`.)"""
         return contextlib.nullcontext(), use_adapter(self.switch, self.switch.active)
 
 

@@ -62,11 +62,12 @@ def learn(simulator, findings):
 
 
 async def find_form(simulator):
-    """Ask the first question in each format of the user's model, the strictest first, until an answer
-    can be read. This format is printed, and used from then on. One is given up after a refusal of
-    the prompt (a gateway's 404 may mean the form), three unreadable answers in a row, or some faults
-    of the server (5xx; some fail at a schema alone); at the last one the run waits for the server.
-    (A model that is not on a server has no formats: the prompt alone enforces the form.)
+    """Ask the first question in each format of the user's model, the strictest first, until an
+    answer can be read. This format is printed, and used from then on. One is given up after a
+    refusal of the prompt (a gateway's 404 may mean the form), three unreadable answers in a row, or
+    some faults of the server (5xx; some fail at a schema alone); at the last one the run waits for
+    the server. (A model that is not on a server has no formats: the prompt alone enforces the
+    form.)
 
     Returns the change of emotion at the kind reply. With a reader the model is asked for the user's
     next line instead; then it is None. Raises BadInput, BadModel or SimulatorFailed."""
@@ -127,7 +128,8 @@ async def change_at(simulator, reply):
 
 
 def user_of_check(simulator):
-    """A user in the run's language who has said the first line, and whose answers are not logged."""
+    """A user in the run's language who has said the first line, and whose answers are not
+    logged."""
     [profile] = load_profiles(PROMPTS / simulator.lang / "check.jsonl")
     line = {"speaker": "me", "text": profile.first_talk}
     return simulator.user_class(unlogged(simulator), profile, dialogue=[line])
@@ -145,7 +147,8 @@ def unlogged(simulator):
 
 
 def adaptive_models(simulator):
-    """What finds out something while it is asked: the user's model, the Reader, the Reader's model."""
+    """What finds out something while it is asked: the user's model, the Reader, the Reader's
+    model."""
     models = models_of(simulator)
     asked = models["simulator"], getattr(simulator, "reader", None), models["reader"]
     return [model for model in asked if isinstance(model, AdaptiveModel)]

@@ -98,9 +98,9 @@ class LocalModel(AdaptiveModel):
     FINDINGS = ("most_tokens",)
 
     async def __call__(self, prompt, schema=None):
-        """The Answer to a prompt. The key of the call is the seed: with one generator for all calls an
-        answer would depend on the order of the calls, and a resumed run would be another run. Raises
-        PromptRefused if the prompt does not fit the context."""
+        """The Answer to a prompt. The key of the call is the seed: with one generator for all calls
+        an answer would depend on the order of the calls, and a resumed run would be another run.
+        Raises PromptRefused if the prompt does not fit the context."""
         ids = ids_of_prompt(self, prompt, 1)
         room = self.context - len(ids)  # for the answer
         rng = np.random.default_rng(int(key_of_call.get("0"), 16))

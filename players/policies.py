@@ -50,9 +50,9 @@ class TalkSettings:
 
 
 def settings_of_talk(flags, run, is_toy=False):
-    """The TalkSettings by these flags and by the settings of the run that made the policy, {} if none
-    did. In each line: its name there, who decides first, who next, and what holds else. All other
-    settings are the flags', whatever the run had. (Which profiles: `choose_profiles`.)"""
+    """The TalkSettings by these flags and by the settings of the run that made the policy, {} if
+    none did. In each line: its name there, who decides first, who next, and what holds else. All
+    other settings are the flags', whatever the run had. (Which profiles: `choose_profiles`.)"""
     flags = {name: value for name, value in flags.items() if value}  # those that were given
     return TalkSettings(
         # A policy replies as it was trained: a flag sets only what no run sets, but for the length.
@@ -181,8 +181,8 @@ def load_policy(source, args, reader=None):
 
 
 def refuse_flags(args, source, settings, reader):
-    """Refuse a flag about a policy that has a value of its own. settings: the policy's; with a reader
-    --template-args are the reader's."""
+    """Refuse a flag about a policy that has a value of its own. settings: the policy's; with a
+    reader --template-args are the reader's."""
     label, weights, run, _ = source
     kind, model_name, _ = split_name(str(weights))
     is_served = kind == "openai"
@@ -195,8 +195,8 @@ def refuse_flags(args, source, settings, reader):
 
 
 class ServerAgent:
-    """A policy on a server in one dialogue: it shows no tokens, and cannot be trained. If the server
-    refuses a request, the dialogue is lost."""
+    """A policy on a server in one dialogue: it shows no tokens, and cannot be trained. If the
+    server refuses a request, the dialogue is lost."""
 
     def __init__(self, server, settings, system_prompt, seed):
         """seed: has no effect; a server draws its own random numbers."""
@@ -206,8 +206,8 @@ class ServerAgent:
         self.cut = 0  # replies that the token limit cut, or that are empty
 
     async def reply(self, line):
-        """Reply to the user's line. Returns a Reply (rollout.py). A thought that the server has taken
-        out of the reply is put back in front of it. Raises SimulatorFailed."""
+        """Reply to the user's line. Returns a Reply (rollout.py). A thought that the server has
+        taken out of the reply is put back in front of it. Raises SimulatorFailed."""
         self.messages.append({"role": "user", "content": line})
         answer = await self.server.chat(self.messages, self.settings["max_tokens"])
         self.cut += bool(answer.problem)
@@ -224,10 +224,10 @@ class ServerAgent:
 
 
 def load_both_sides(args, name):
-    """Load the policy `name` and the users whom the flags and its run ask for. Returns (LoadedPolicy,
-    Simulator, profiles, settings): the Profiles of the users, and what a result file keeps with each
-    dialogue. --lang is the language of the users; for a policy that is a run it changes their
-    prompts, but not the policy's. Raises BadInput or BadModel."""
+    """Load the policy `name` and the users whom the flags and its run ask for. Returns
+    (LoadedPolicy, Simulator, profiles, settings): the Profiles of the users, and what a result file
+    keeps with each dialogue. --lang is the language of the users; for a policy that is a run it
+    changes their prompts, but not the policy's. Raises BadInput or BadModel."""
     source = find_weights(name, args.step)
     chosen = settings_of_talk(vars(args), source.run)
     profiles, held_out = choose_profiles(args, source, chosen)
@@ -270,8 +270,8 @@ def user_label(name):
 
 
 def choose_profiles(args, source, chosen):
-    """(profiles, were they held out by the policy's run?). In this order: the file of --profiles; with
-    --world chit-chat one of prompts/profiles/; what the run held out of its files; the toy's
+    """(profiles, were they held out by the policy's run?). In this order: the file of --profiles;
+    with --world chit-chat one of prompts/profiles/; what the run held out of its files; the toy's
     held-out ones. The user's model must be able to play them."""
     file = args.profiles
     if args.world and file:

@@ -90,12 +90,12 @@ def weigh(z):
 
 @dataclass
 class ReadUser(User):
-    """A user whose feelings are read: `feel` asks the Reader of its simulator, not the user's model,
-    which only speaks."""
+    """A user whose feelings are read: `feel` asks the Reader of its simulator, not the user's
+    model, which only speaks."""
 
     async def feel(self, reply: str) -> tuple[str, int]:
-        """f_emo, read: move the emotion. Returns (text, change): the reading as JSON, and the clamped
-        change. Raises SimulatorFailed."""
+        """f_emo, read: move the emotion. Returns (text, change): the reading as JSON, and the
+        clamped change. Raises SimulatorFailed."""
         self.listen(reply)
         reader = self.simulator.reader
         reading = await reader.read(reader.questions(self.profile, self.dialogue))
@@ -143,8 +143,8 @@ class Reader(AdaptiveModel):
     def __init__(self, model, lang="en", **shared):
         """model, shared: of an OddsCaller."""
         self.caller = OddsCaller(model, WORDS[lang], **shared)
-        # {are there earlier replies?: the beginning of all questions}. With an empty list of earlier
-        # replies, a small model tells replies apart less well.
+        # {are there earlier replies?: the beginning of all questions}. With an empty list of
+        # earlier replies, a small model tells replies apart less well.
         user, earlier, reply = load_prompt("person", lang, "reader").split("\n")
         self.beginning = {True: f"{user}\n{earlier}\n{reply}", False: f"{user}\n{reply}"}
         # {name: [the question, what f_reply is told of a reply above the mean of the known ones,
@@ -153,8 +153,8 @@ class Reader(AdaptiveModel):
         self.scale = {}  # `set_scale` sets it
 
     def questions(self, profile, dialogue):
-        """The prompts about the last reply in a User's `dialogue`, one for each of WEIGHTS, all with
-        the same beginning: the user's story (and need, in one of them) and last line, and the
+        """The prompts about the last reply in a User's `dialogue`, one for each of WEIGHTS, all
+        with the same beginning: the user's story (and need, in one of them) and last line, and the
         policy's replies."""
         *earlier, reply = [turn["text"] for turn in dialogue if turn["speaker"] == "friend"]
         *_, line = [turn["text"] for turn in dialogue if turn["speaker"] == "me"]

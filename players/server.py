@@ -168,8 +168,9 @@ class ServerModel(AdaptiveModel):
             ) from None
 
     async def ask(self, messages, max_tokens, options):
-        """Try a question until a response holds an Answer. After a refusal (`refusal_by`) it is asked
-        with other parameters (`adapt`) or given up; after any other failure it is asked again."""
+        """Try a question until a response holds an Answer. After a refusal (`refusal_by`) it is
+        asked with other parameters (`adapt`) or given up; after any other failure it is asked
+        again."""
         failed = []  # the statuses of the tries that failed
         while True:
             parameters = self.parameters(max_tokens, options)
@@ -199,8 +200,8 @@ class ServerModel(AdaptiveModel):
             await asyncio.sleep(max(pause * random.uniform(0.5, 1), wait))
 
     async def request(self, messages, parameters):
-        """Send one request. Returns (status, answer, wait) of `read_response`; (503, why, 0) without a
-        response."""
+        """Send one request. Returns (status, answer, wait) of `read_response`; (503, why, 0)
+        without a response."""
         import openai
 
         create = self.client.chat.completions.with_raw_response.create
@@ -239,9 +240,9 @@ class ServerModel(AdaptiveModel):
                 return None if self.is_patient or failures <= FORMAT_RETRIES else PromptRefused
 
     def adapt(self, words, parameters):
-        """Change what is sent from now on, if `parameters` were refused in these words because of one
-        of them. Returns whether something has changed. After the first answer nothing changes: a
-        later refusal may be about the words of a prompt. Examples of refusals:
+        """Change what is sent from now on, if `parameters` were refused in these words because of
+        one of them. Returns whether something has changed. After the first answer nothing changes:
+        a later refusal may be about the words of a prompt. Examples of refusals:
 
             "Use 'max_completion_tokens' instead"   the limit gets that name
             "temperature: only 1 is supported"      not sent any more (the same for all of `always`)

@@ -100,8 +100,8 @@ def language_model(name, flag, temperature, timeout=60.0, template_args=None, wo
 
 
 def local_models():
-    """The module players.local, imported by the first call, because it loads torch: to print the scores
-    of a result file, evaluate.py needs no model."""
+    """The module players.local, imported by the first call, because it loads torch: to print the
+    scores of a result file, evaluate.py needs no model."""
     from players import local
 
     return local
@@ -128,8 +128,8 @@ def digests_of_texts(policy, simulator):
 
 def check_playable(name, profiles, unnamed=False):
     """Refuse profiles that the model `name` cannot play: a language model can play all of them, the
-    scripted users the toy's alone. unnamed: no --profiles names these, so they are the toy's; then a
-    language model is refused, too. Raises BadInput."""
+    scripted users the toy's alone. unnamed: no --profiles names these, so they are the toy's; then
+    a language model is refused, too. Raises BadInput."""
     if name not in SCRIPTED:
         if unnamed:
             raise BadInput(

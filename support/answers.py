@@ -133,8 +133,8 @@ def without_twins(pairs):
 
 
 def as_kind(value, kind, where):
-    """A value of an answer, checked to be of a schema's kind. where: its name, for the message. Keys
-    that a schema does not have are left out. Raises Unreadable."""
+    """A value of an answer, checked to be of a schema's kind. where: its name, for the message.
+    Keys that a schema does not have are left out. Raises Unreadable."""
     if isinstance(kind, dict):
         if not isinstance(value, dict) or [key for key in value if key in kind] != list(kind):
             raise Unreadable(f"{where} has not the keys {', '.join(kind)} in this order")
@@ -156,13 +156,13 @@ def code_of(template, values, attempt=0):
     All prompts of a dialogue begin alike, so that servers can keep what they computed for a
     beginning. The code stands in the first line: a server that silently drops the beginning of a
     long prompt drops the code with the story. So nothing is hashed that changes from turn to turn,
-    and not the whole prompt, but its template, its profile (all its values, if it has no profile, as
-    a judge's) and the number of earlier attempts, by SHA-256. The same question always has the same
-    code, so that its logged answer can be read again.
+    and not the whole prompt, but its template, its profile (all its values, if it has no profile,
+    as a judge's) and the number of earlier attempts, by SHA-256. The same question always has the
+    same code, so that its logged answer can be read again.
 
-    So the code is no secret of one prompt: it is the same for a profile, template and attempt during
-    the whole training, one of 19**4 = 130,321. The policy never sees it, but it may guess. Four
-    letters that occur somewhere in a value are skipped: the policy could have guessed or seen
+    So the code is no secret of one prompt: it is the same for a profile, template and attempt
+    during the whole training, one of 19**4 = 130,321. The policy never sees it, but it may guess.
+    Four letters that occur somewhere in a value are skipped: the policy could have guessed or seen
     them."""
     words = json.dumps(values, ensure_ascii=False).casefold()
     profile = {name: values[name] for name in ("persona", "scene", "task") if name in values}

@@ -66,8 +66,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def read_checked(read, test, what, text):
-    """The value of a flag, read(text), if it passes `test`. Otherwise the error says in one line that
-    `what` is needed."""
+    """The value of a flag, read(text), if it passes `test`. Otherwise the error says in one line
+    that `what` is needed."""
     try:
         value = read(text)
         if test(value):
@@ -78,8 +78,8 @@ def read_checked(read, test, what, text):
 
 
 def refuse_nesting(in_main_thread=False):
-    """Refuse to run inside an asyncio loop, because a program starts its own. in_main_thread: also in
-    any thread but the main one, which alone can handle signals."""
+    """Refuse to run inside an asyncio loop, because a program starts its own. in_main_thread: also
+    in any thread but the main one, which alone can handle signals."""
     inside = ""
     if in_main_thread and threading.current_thread() is not threading.main_thread():
         inside = "a thread"
@@ -141,8 +141,8 @@ def scripted_notice(simulator_name, reader=None):
 
 
 def split_name(name):
-    """The parts (kind, model, address) of a --simulator value: it is split at the first ":" and, for
-    openai, the last "@"."""
+    """The parts (kind, model, address) of a --simulator value: it is split at the first ":" and,
+    for openai, the last "@"."""
     kind, _, rest = name.partition(":")
     if kind != "openai":
         return kind, rest, ""

@@ -61,8 +61,8 @@ MAX_LOST = 1 / 5
 
 
 class TooManyLost(RunError):
-    """The user's model failed in more than MAX_LOST of a batch, or at the check before the first one:
-    the run stops, to be resumed when the model works again."""
+    """The user's model failed in more than MAX_LOST of a batch, or at the check before the first
+    one: the run stops, to be resumed when the model works again."""
 
     exit_code = 75  # EX_TEMPFAIL
     on_all_ranks = True
@@ -94,9 +94,9 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def naming(model, others=()):
-    """A context that turns each exception into a BadModel with the name of a model in front, but for
-    the classes `others`. transformers, safetensors, tokenizers and jinja have exceptions of their
-    own, and an unusual model may raise any kind; here all mean that it cannot be used."""
+    """A context that turns each exception into a BadModel with the name of a model in front, but
+    for the classes `others`. transformers, safetensors, tokenizers and jinja have exceptions of
+    their own, and an unusual model may raise any kind; here all mean that it cannot be used."""
     try:
         yield
     except others:
@@ -127,8 +127,8 @@ WITH_A_MESSAGE = (RunError, OSError, KeyboardInterrupt)
 
 def explain(error, out=None, rank=0, world=1, program="rlver.py"):
     """The exit code and this rank's message for the `error` that ended a program, one of
-    WITH_A_MESSAGE; the message is "" if another rank prints it. out: the directory of rlver.py's run,
-    or None before there is one; rank, world: this rank, and the number of ranks."""
+    WITH_A_MESSAGE; the message is "" if another rank prints it. out: the directory of rlver.py's
+    run, or None before there is one; rank, world: this rank, and the number of ranks."""
     name = f"{program} (rank {rank})" if world > 1 else program
     code, message = getattr(error, "exit_code", 2), f"{name}: {error}"
     # the password of an address

@@ -25,8 +25,8 @@ def write_file(path, text):
 
 
 def write_whole(path, write):
-    """Write a file or a directory under another name, by write(other path), and rename it. Its parent
-    must be there. A directory that cannot be written is removed, also at Ctrl-C. Raises
+    """Write a file or a directory under another name, by write(other path), and rename it. Its
+    parent must be there. A directory that cannot be written is removed, also at Ctrl-C. Raises
     CannotWrite."""
     scratch = path.with_name(f".{path.name}")
     try:
@@ -77,13 +77,13 @@ def read_text(path):
 
 
 def parse_json(text, **options):
-    """The value of a JSON text. options: of json.loads. All JSON that comes in, from a file, a server
-    or a flag, is read here.
+    """The value of a JSON text. options: of json.loads. All JSON that comes in, from a file, a
+    server or a flag, is read here.
 
-    JSON writes a character beyond U+FFFF, such as an emoji, as two escapes, a surrogate pair, and may
-    hold one half alone, also within a list or as a key. UTF-8 and a tokenizer cannot: a run would end
-    where the text is logged, hashed or encoded. So each lonely half becomes U+FFFD. All other text
-    stays as it is."""
+    JSON writes a character beyond U+FFFF, such as an emoji, as two escapes, a surrogate pair, and
+    may hold one half alone, also within a list or as a key. UTF-8 and a tokenizer cannot: a run
+    would end where the text is logged, hashed or encoded. So each lonely half becomes U+FFFD. All
+    other text stays as it is."""
     # Group 1 is what stays; a half matches without it. Three texts, and what becomes of them:
     #   \ud83d\ude00   both halves of a pair: group 1, stays
     #   \\ud83d        an escaped backslash is group 1, so the "ud83d" behind it is only text: stays
@@ -131,9 +131,9 @@ def size_of(path):
 
 
 def lock(path):
-    """Lock a file or a directory. Returns the lock, an open file descriptor; closing it releases the
-    lock. Where the file system has no locks, a warning is printed, and nothing is locked. Raises
-    BadInput if another process has the lock, and OSError."""
+    """Lock a file or a directory. Returns the lock, an open file descriptor; closing it releases
+    the lock. Where the file system has no locks, a warning is printed, and nothing is locked.
+    Raises BadInput if another process has the lock, and OSError."""
     # A file is opened for reading and writing, because NFS locks no other; a directory cannot be, so
     # it is opened with 0, which is O_RDONLY.
     descriptor = os.open(path, 0 if os.path.isdir(path) else os.O_RDWR)

@@ -71,9 +71,9 @@ def batch_metrics(episodes, needs, cfg, failed):
 
 def zero_std_shares(episodes):
     """The shares of the groups without variance, whose dialogues all have the same reward, in which
-    GRPO learns nothing: "zero_std_groups", and "lost_groups", the part of them at a reward below 0.2.
-    (With deltas, dr-grpo and rloo may still learn there, because turns may differ although the sums
-    are equal.)"""
+    GRPO learns nothing: "zero_std_groups", and "lost_groups", the part of them at a reward below
+    0.2. (With deltas, dr-grpo and rloo may still learn there, because turns may differ although the
+    sums are equal.)"""
     rewards_of = {}  # group: the different rewards in it
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)
@@ -83,10 +83,10 @@ def zero_std_shares(episodes):
 
 
 def lost_needs(episodes, needs, failed):
-    """What PPO has for `zero_std_shares`, because it compares no dialogues: "lost_groups" is the share
-    of the needs whose last 16 dialogues or more all had a reward below 0.2, None without a need. It
-    is 0 where most dialogues of this step have one, because then no need is worse than others.
-    needs: of groups 0, 1, 2, ...; "" if it has no name. failed: {need: how many of its last
+    """What PPO has for `zero_std_shares`, because it compares no dialogues: "lost_groups" is the
+    share of the needs whose last 16 dialogues or more all had a reward below 0.2, None without a
+    need. It is 0 where most dialogues of this step have one, because then no need is worse than
+    others. needs: of groups 0, 1, 2, ...; "" if it has no name. failed: {need: how many of its last
     dialogues had such a reward}, from the steps before; it is brought up to date.
 
     (A step of the paper has four dialogues of a need, which may all be low by chance.)"""

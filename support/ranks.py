@@ -33,9 +33,10 @@ def rank():
 
 
 def join_ranks(cuda):
-    """Join the processes that torchrun started, or be a world of one. This must come before any model
-    or engine is built: an engine that is built first takes its process for the only one, and later
-    reductions silently do nothing. Raises BadInput if variables of torchrun are missing or wrong."""
+    """Join the processes that torchrun started, or be a world of one. This must come before any
+    model or engine is built: an engine that is built first takes its process for the only one, and
+    later reductions silently do nothing. Raises BadInput if variables of torchrun are missing or
+    wrong."""
     try:
         # All three or none. (A shell may export MASTER_ADDR and MASTER_PORT for other programs.)
         values = [*map(os.environ.get, "RANK LOCAL_RANK WORLD_SIZE".split())]
@@ -106,8 +107,8 @@ def all_gather_list(things):
 
 
 def broadcast(function, *args):
-    """Call function(*args) on the first rank alone. Returns its result on every rank. Every rank also
-    raises its RunError or OSError, because the others would wait for the result."""
+    """Call function(*args) on the first rank alone. Returns its result on every rank. Every rank
+    also raises its RunError or OSError, because the others would wait for the result."""
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:

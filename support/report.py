@@ -230,8 +230,8 @@ def sentences_of(analysis):
 
 
 def dialogues_of_run(out, heldout, last_step):
-    """What the page shows of the dialogues with held-out users. heldout: their profiles. A dialogue is
-    a line of dialogues.jsonl, to which are added "final" (the score), "player" (the persona),
+    """What the page shows of the dialogues with held-out users. heldout: their profiles. A dialogue
+    is a line of dialogues.jsonl, to which are added "final" (the score), "player" (the persona),
     "intention" and "kind" (the need, see need_of). Returns a dict:
 
     sides    {"before": the dialogues before training, "after": those of the last evaluation}; a run

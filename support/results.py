@@ -207,8 +207,8 @@ POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context
 
 
 def differences(made_by, settings):
-    """How the settings of a result, `made_by`, differ from other `settings`, in words; "" if they do
-    not. A result of an earlier version passes where it lacks one of DIGESTS."""
+    """How the settings of a result, `made_by`, differ from other `settings`, in words; "" if they
+    do not. A result of an earlier version passes where it lacks one of DIGESTS."""
     made_by = {key: settings.get(key) for key in DIGESTS} | made_by
     return ", ".join(
         f"{DIGESTS.get(key, key)} {made_by.get(key)} there, {settings.get(key)} here"
@@ -238,8 +238,8 @@ def finished_users(path, settings):
 
 
 def refuse_mixed(dialogues, where):
-    """Refuse dialogues that were made in different conditions (what played the user, by which prompts,
-    the rules of the benchmark): their scores do not compare."""
+    """Refuse dialogues that were made in different conditions (what played the user, by which
+    prompts, the rules of the benchmark): their scores do not compare."""
     conditions = sorted({in_words(dialogue["made_by"], CONDITIONS) for dialogue in dialogues})
     if len(conditions) > 1:
         raise BadInput(
@@ -261,7 +261,8 @@ def refuse_other_prompts(dialogues, where):
 def same_users(sides, where):
     """The ids of the users whom both lists of dialogues have, in the order of the first list. An id
     may be that of another profile in another file, so what both keep of it must be equal, too.
-    Raises BadInput if that leaves fewer than two, or if the user's prompts were edited in between."""
+    Raises BadInput if that leaves fewer than two, or if the user's prompts were edited in
+    between."""
     both = sum(sides, [])
     refuse_other_prompts(both, where)
     if not all(row["made_by"].get("user_prompts") for row in both):
@@ -320,8 +321,8 @@ def what_scores_are(made_by):
 
 
 def analysis_in(text, schema):
-    """What a logged answer to f_emo says, {key of the schema: value}. A reading has only the texts of
-    two of the keys, and "" under the others. Raises Unreadable."""
+    """What a logged answer to f_emo says, {key of the schema: value}. A reading has only the texts
+    of two of the keys, and "" under the others. Raises Unreadable."""
     reading = reading_in(text)
     if not reading:
         return read_answer(text, schema)

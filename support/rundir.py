@@ -102,9 +102,10 @@ class RunDir:
         return newest
 
     def restore(self, checkpoint, heldout, digests):
-        """Read the state of the `checkpoint`, or begin with a new one; cut off what was logged after
-        it, because it will be done again; write config.json and heldout.json. The directory is made
-        on every rank. digests: of what decides a dialogue and stands in no setting (WARNINGS)."""
+        """Read the state of the `checkpoint`, or begin with a new one; cut off what was logged
+        after it, because it will be done again; write config.json and heldout.json. The directory
+        is made on every rank. digests: of what decides a dialogue and stands in no setting
+        (WARNINGS)."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -204,10 +205,11 @@ class RunDir:
             self.tell(f"step {step}: {score}")
 
     def log_dropped(self, kind, step, rows, n_dialogues, save):
-        """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl. Keep,
-        as `dropped`, {"dropped": their number, "unreadable": how many of them had unreadable answers
-        of the user, "tokens_dropped": the tokens that were sampled for them}. Raises TooManyLost if
-        they are more than a fifth of `n_dialogues`, after save(), which writes a checkpoint."""
+        """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
+        Keep, as `dropped`, {"dropped": their number, "unreadable": how many of them had unreadable
+        answers of the user, "tokens_dropped": the tokens that were sampled for them}. Raises
+        TooManyLost if they are more than a fifth of `n_dialogues`, after save(), which writes a
+        checkpoint."""
         too_many = len(rows) > MAX_LOST * n_dialogues
         if too_many:
             # First: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged before

@@ -2,8 +2,8 @@
 
 From top to bottom: the settings, each a field with its default and the help text of its flag; the
 defaults that differ between the toy and a real model; what refuses settings; the command line; the
-settings of a resumed run; a new run or an old one. Nothing here imports torch, except to see whether
-there is a GPU, and which.
+settings of a resumed run; a new run or an old one. Nothing here imports torch, except to see
+whether there is a GPU, and which.
 """
 
 from support.command_line import (
@@ -231,8 +231,8 @@ REAL = {
 
 
 def resolve_settings(flags):
-    """The Settings of a new run: the flags that were given, and defaults. flags: {name: value}, None
-    where a flag was not given. Raises BadInput if they do not fit together."""
+    """The Settings of a new run: the flags that were given, and defaults. flags: {name: value},
+    None where a flag was not given. Raises BadInput if they do not fit together."""
     explicit = {  # without the flags that are no settings
         name: value
         for name, value in flags.items()
@@ -437,9 +437,9 @@ RESUMABLE = (
 
 
 def resumed_settings(config, flags):
-    """The Settings of a resumed run: its config.json, `config`, with the changes that `flags` asks for
-    ({name: value}, None where a flag was not given). Raises BadInput if `config` does not have the
-    fields of this version, and for a flag that may not change."""
+    """The Settings of a resumed run: its config.json, `config`, with the changes that `flags` asks
+    for ({name: value}, None where a flag was not given). Raises BadInput if `config` does not have
+    the fields of this version, and for a flag that may not change."""
     if config.keys() != vars(Settings()).keys():
         raise BadInput(
             f"--resume {flags['resume']}: there is no run here (config.json is missing, "
@@ -468,8 +468,8 @@ def resumed_settings(config, flags):
 
 
 def open_run(flags):
-    """Decide between a new run and a resumed one, and write nothing. flags: {name: value}, None where
-    a flag was not given. Returns
+    """Decide between a new run and a resumed one, and write nothing. flags: {name: value}, None
+    where a flag was not given. Returns
 
     settings   Settings
     directory  Path; of a new run it may not exist yet
