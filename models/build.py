@@ -1,14 +1,13 @@
 """models/build.py - what one rank trains and samples with: policy, critic, reference, optimizers,
 engine.
 
-A run builds them from the starting policy or from a checkpoint. After each update the engine is
-given the new weights (`sync`); vLLM then samples a few tokens, whose log-probs show that the new
-weights have arrived (`probe`). `gather` collects what a checkpoint holds. Below stands
-DistanceFromStart: a few dialogues of the starting policy are kept, and measure the distance from it
-when its weights are not in memory.
+A run builds them from the starting policy or from a checkpoint (`Models`). After each update the
+engine is given the new weights (`sync`); vLLM then samples a few tokens, whose log-probs show that
+the new weights have arrived (`probe`). `gather` collects what a checkpoint holds.
 """
 
 from models.chat_format import ChatFormat
+from models.distance import DistanceFromStart
 from models.engine import TorchEngine, make_vllm_engine
 from models.loading import (
     best_device,
@@ -21,28 +20,18 @@ from models.loading import (
 )
 from support.answers import load_prompt
 from support.errors import CannotWrite, SelfCheckFailed, naming
-from support.files import write_whole
-from support.ranks import (
-    all_gather_list,
-    all_reduce_sum,
-    broadcast,
-    full_tensor,
-    iter_full_weights,
-    rank,
-    world_size,
-)
+from support.ranks import all_reduce_sum, full_tensor, iter_full_weights, rank, world_size
 from support.rundir import FIRST_CHECKPOINT
 
 import copy
 import math
 from functools import partial
-from operator import attrgetter
 
 import numpy as np
 import torch
 
-from policy import Batch, Critic, Policy, dummy_batch, pack, recompute_activations
-from ppo import kl_penalty, log_probs_of, logp_gap
+from policy import Critic, Policy, pack, recompute_activations
+from ppo import log_probs_of, logp_gap
 from rollout import SEEDS, Episode, Segment
 
 # What the two self-checks of an update allow (ppo.logp_gap, ppo.check_first_ratio):
@@ -87,8 +76,7 @@ class Models:
         Clock, which the engine tells when it samples. runner: an asyncio.Runner, for `probe`. Raises
         BadModel, BadInput or SelfCheckFailed.
 
-        `dtype` is the type in which models compute (`best_dtype`). Optimizers change the master
-        weights, which are fp32 everywhere."""
+        Each step needs what the step before it has made."""
         self.cfg, self.runner = cfg, runner
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = best_dtype(self.device)
@@ -97,31 +85,32 @@ class Models:
         # cuDNN's attention would be planned anew for every shape, and batches have many shapes
         torch.backends.cuda.enable_cudnn_sdp(False)
 
-        # source: what is loaded now, the checkpoint if there is one (the first has no weights). With
-        # adapters pi_0 is loaded, because they are merged into the checkpoint's weights.
+        # 1. Load the weights: the checkpoint's, if there is one (the first has none). With adapters
+        # they are pi_0's, because in the checkpoint's weights the adapters are merged.
         trained = checkpoint and checkpoint.name != FIRST_CHECKPOINT
         source = checkpoint if trained and not cfg.lora_rank else start
         model = self.load(source)
-        # TorchEngine copies the weights while they are whole; vLLM reads their directory. From
-        # `build` on each rank has only its shard of them.
+        # 2. The engine: TorchEngine copies the weights, which are still whole; vLLM reads `source`.
         self.engine = self.make_engine(model, source, clock)
-        # tensors: what `gather` has collected, or None
+        # 3. Policy, critic and reference. From here on a rank has only its shard of their weights.
+        # tensors: what `gather` has collected beside the policy's weights, or None.
         tensors = load_tensors(checkpoint / "trainer.pt") if trained else None
         self.build(model, tensors, source, start)
-        self.make_optimizers(tensors)  # of the parameters that `build` has made
+        # 4. The optimizers, of the parameters that now exist.
+        self.make_optimizers(tensors)
+        # 5. The dialogues of the starting policy. A new run has none yet.
         self.distance = DistanceFromStart(self.policy, self.device, start_file)
         if checkpoint:
             self.distance.read()
-        # The torch engine has the base only, without a checkpoint's adapters.
+        # 6. A trial. The torch engine has the base alone, without a checkpoint's adapters.
         self.try_out(is_synced=cfg.engine == "vllm" or (tensors and cfg.lora_rank))
 
     # -------------------------------------------------------------- the steps of __init__, in order
 
     def load(self, source):
-        """Load tokenizer and chat template, and return the model.
-
-        Frozen weights, under adapters, are loaded in the type of computing. Others stay as they are
-        stored (None), mapped from the file, until `make_masters` makes the fp32 masters."""
+        """Load tokenizer and chat template, and return the model. Frozen weights, under adapters,
+        are loaded in the type of computing. Others stay as they are stored (None), mapped from the
+        file, until `make_masters` makes the fp32 masters that the optimizers change."""
         cfg = self.cfg
         model, self.tokenizer = load_model(source, dtype=self.dtype if cfg.lora_rank else None)
         # The toy knows its task; a system prompt would take a third of its context.
@@ -130,7 +119,6 @@ class Models:
             self.chat = ChatFormat(
                 self.tokenizer, system, cfg.think, cfg.template_args, stop_ids(source)
             )
-        # tokens of a dialogue
         self.context = model.config.get_text_config().max_position_embeddings
         return model
 
@@ -163,12 +151,18 @@ class Models:
         self.optimizer = adamw(self.policy, cfg.lr)
         self.critic_optimizer = adamw(self.critic, cfg.critic_lr) if self.critic else None
         if tensors:
-            load_optimizer_state(self.policy, self.optimizer, tensors["optimizer"])
-        if tensors and self.critic:
-            load_optimizer_state(self.critic, self.critic_optimizer, tensors["critic_optimizer"])
+            for name, module, optimizer in self.trained_parts():
+                load_optimizer_state(module, optimizer, tensors[name])
+
+    def trained_parts(self):
+        """[(name of an optimizer in trainer.pt, the module that it changes, the optimizer)]."""
+        parts = [("optimizer", self.policy, self.optimizer)]
+        if self.critic:
+            parts.append(("critic_optimizer", self.critic, self.critic_optimizer))
+        return parts
 
     def try_out(self, is_synced):
-        """Try sampling and scoring, after a first sync where one is needed (`is_synced`). vLLM
+        """Sample and score a few tokens, after a first sync where one is needed (`is_synced`). vLLM
         sleeps and wakes before the first rollout, so that a failure shows at once."""
         # Memory and other ranks say nothing about the model. Nor does a self-check behind a sync:
         # the weights may not have reached the engine.
@@ -183,7 +177,7 @@ class Models:
 
     def set_learning_rates(self, share):
         """Set the learning rates of policy and critic to this share of their full values."""
-        for optimizer in filter(None, (self.optimizer, self.critic_optimizer)):
+        for _, _, optimizer in self.trained_parts():
             optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * share
 
     # ---------------------------------------------------------------------------------- sampling
@@ -226,8 +220,7 @@ class Models:
 
             optimizer, critic_optimizer   {name of the parameter: Adam's moments} (`optimizer_state`)
             critic                        {name: tensor}, whole and in fp32
-            adapters                      in its place, with --lora-rank: {name: tensor} of policy
-                                          and critic
+            adapters                      with --lora-rank, and no critic: {name: tensor} of both
 
         A collective call: every rank walks through all tensors, but only the first one keeps them.
         Eight copies of a 7B model with its moments would take a terabyte. (Adapters are small.)"""
@@ -239,14 +232,15 @@ class Models:
         weights = {
             name: w.cpu() for name, w in self.plain_weights() if first and name not in second_names
         }
-        tensors = {"optimizer": optimizer_state(self.policy, self.optimizer, first)}
-        if self.critic:
-            tensors["critic_optimizer"] = optimizer_state(self.critic, self.critic_optimizer, first)
+        tensors = {
+            name: optimizer_state(module, optimizer, first)
+            for name, module, optimizer in self.trained_parts()
+        }
         if self.cfg.lora_rank:
             tensors["adapters"] = {
                 name: full_tensor(p.detach()).cpu()
-                for part in filter(None, (self.policy, self.critic))
-                for name, p in part.named_parameters()
+                for _, module, _ in self.trained_parts()
+                for name, p in module.named_parameters()
             }
         elif self.critic:
             tensors["critic"] = {
@@ -263,15 +257,15 @@ class Models:
             trainer.pt    both optimizers' moments; the critic, or the adapters in fp32
             adapter/      the policy's adapters, as the package peft writes them
 
-        weights: of the policy, {name: tensor}; tensors: what trainer.pt holds. Raises CannotWrite."""
+        weights: of the policy, {name: tensor}; tensors: what trainer.pt holds."""
         write_model(directory, self.policy.model, weights, self.tokenizer)
         torch.save(tensors, directory / "trainer.pt")
         if self.cfg.lora_rank:
             self.policy.write_peft(directory / "adapter", tensors["adapters"], self.cfg)
 
     def write_trial(self, directory):
-        """`write` one small tensor and read the rest back as a resume will: to see whether a
-        checkpoint can be written, and is the same model's. Raises CannotWrite."""
+        """Write a checkpoint with one small tensor, and read the rest back, to see whether a resume
+        will find the same model. Raises CannotWrite if it will not."""
         self.write(directory, {"small": torch.zeros(1)}, {"adapters": {}})
         load_tensors(directory / "trainer.pt")
         chat = copy.copy(self.chat)
@@ -314,8 +308,8 @@ def build_full(cfg, model, tensors, source, start, dtype):
 
 
 def build_lora(cfg, model, tensors):
-    """(base, policy, critic, reference): views of one frozen model with adapters, the base; critic
-    is None without PPO. Arguments as of `build_full`."""
+    """(base, policy, critic, reference): three views of one frozen model with adapters, the base;
+    critic is None without PPO. cfg, model, tensors: see `build_full`."""
     from models.lora import AdapterView, SharedBase  # here, because most runs train the whole model
 
     base = SharedBase(
@@ -389,54 +383,3 @@ def load_optimizer_state(module, optimizer, state):
                     value, p.device_mesh, p.placements
                 )
             optimizer.state[p][key] = value
-
-
-# ------------------------------------------------------------- what is kept of the starting policy
-
-START_DIALOGUES = 8  # of the starting policy, for DistanceFromStart
-
-
-class DistanceFromStart:
-    """How far the policy has moved: KL(pi_0, pi), estimated from a few dialogues of the starting
-    policy in the file `path`, each a batch of its own with the log-probs that pi_0 gave its tokens.
-    So the starting policy need not stay in memory."""
-
-    def __init__(self, policy, device, path):
-        self.policy, self.device, self.path = policy, device, path
-
-    def keep(self, episodes):
-        """Write the first of these episodes, over all ranks, to the file, and read it. Raises
-        CannotWrite."""
-        episodes = all_gather_list(episodes[:START_DIALOGUES])
-        episodes = sorted(episodes, key=attrgetter("number"))[:START_DIALOGUES]
-        pairs = []
-        for episode in episodes:
-            batch = pack([episode])
-            [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
-            del batch.number  # files of earlier versions have none, and nothing here needs it
-            pairs.append((vars(batch), log_probs.cpu()))
-        broadcast(write_whole, self.path, partial(torch.save, pairs))
-        self.read()
-
-    def read(self):
-        """Read this rank's part of the file: [(Batch, log-probs of pi_0)]. Every rank gets equally
-        many, empty ones if need be, because a forward pass is a collective call. Only the first
-        rank needs the file. Raises BadInput if it is not whole."""
-        pairs = broadcast(load_tensors, self.path)
-        empty = dummy_batch()
-        while len(pairs) % world_size():
-            pairs.append((vars(empty), empty.engine_log_probs))
-        self.dialogues = [
-            (Batch(**{**tensors, "number": tensors["group"]}), log_probs)
-            for tensors, log_probs in pairs[rank() :: world_size()]
-        ]
-
-    def kl(self):
-        """KL(pi_0, pi) per token, estimated by k3 from the samples of pi_0."""
-        sums = torch.zeros(2, dtype=torch.float64)
-        for batch, start_log_probs in self.dialogues:
-            [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
-            k3 = kl_penalty(start_log_probs, log_probs.cpu(), "k3")[batch.action_mask]
-            sums += torch.tensor([k3.double().sum().item(), k3.numel()])
-        kl, tokens = all_reduce_sum(sums).tolist()
-        return kl / max(1, tokens)

@@ -104,11 +104,15 @@ class Request:
 
 class TorchEngine:
     """Samples replies with plain PyTorch: a waiting list, a KV cache, and a loop that draws one
-    token for every running request at a time.
+    token for every running request at a time. The way of a request:
 
-    A dialogue keeps its slot of the cache, so its next turn computes only the new tokens. Waiting
-    requests are admitted once there is one for every four running ones: a forward pass for each of
-    them would cost more than the wait.
+        generate    it waits; `work` is started, if it does not run
+        admit       it gets a slot of the cache, a row that may hold the dialogue's earlier tokens
+        prefill     the rest of its prompt is computed, and its first token drawn
+        step        its last token is computed, and the next one drawn, until a stop token
+
+    Waiting requests are admitted once there is one for every four running ones: a forward pass for
+    each of them would cost more than the wait.
     """
 
     def __init__(
@@ -134,7 +138,7 @@ class TorchEngine:
         # by a radian at position 1,000.
         for p in model.parameters():
             p.data = p.data.to(dtype or p.dtype)
-        # in the place of "sdpa", PyTorch's attention, with which `load_model` loads
+        # instead of "sdpa", PyTorch's attention, with which `load_model` loads
         AttentionInterface.register("grouped", grouped_attention)
         self.model.set_attn_implementation("grouped")
         self.stop_ids, self.temperature, self.max_slots = stop_ids, temperature, max_slots
@@ -144,9 +148,9 @@ class TorchEngine:
         self.waiting = []  # Requests
         self.running = {}  # slot -> Request
         self.key_of_slot = {}  # slot -> the key of the dialogue that had it last
-        self.ids_in_slot = {}  # slot -> the token ids whose keys and values its row holds
-        self.last_use = {}  # slot -> the number of the request that had it last
-        self.count = 0  # of the requests that were given a slot
+        # slot -> the token ids whose keys and values its row holds. The slot that was given to a
+        # request longest ago is the first.
+        self.ids_in_slot = {}
         self.loop_task = None
 
     def load_weights(self, named_tensors):
@@ -213,17 +217,13 @@ class TorchEngine:
             key = request.key
             own = [s for s, owner in self.key_of_slot.items() if key is not None and owner == key]
             empty = [s for s in range(self.max_slots) if s not in self.ids_in_slot]
-            oldest_first = sorted(self.ids_in_slot, key=self.last_use.get)
-            slot = next(s for s in [*own, *empty, *oldest_first] if s not in self.running)
+            slot = next(s for s in [*own, *empty, *self.ids_in_slot] if s not in self.running)
 
             # at least one token must be computed, for its logits
-            prefix = os.path.commonprefix([self.ids_in_slot.get(slot, []), request.prompt[:-1]])
-            self.ids_in_slot[slot] = prefix
+            prefix = os.path.commonprefix([self.ids_in_slot.pop(slot, []), request.prompt[:-1]])
+            self.ids_in_slot[slot] = prefix  # the last one of them now
             chunks[slot] = request.prompt[len(prefix) :]
-
             self.key_of_slot[slot], self.running[slot] = key, request
-            self.count += 1
-            self.last_use[slot] = self.count
         if chunks:
             self.prefill(chunks)
 
@@ -295,7 +295,7 @@ class TorchEngine:
             tokens = torch.searchsorted(cdf, uniform * cdf[:, -1:], right=True)  # [R, 1]
             # a draw next to 1 may be rounded to the end
             tokens = tokens.clamp(max=cdf.shape[-1] - 1)
-        else:  # 0, for a simulated user: the likeliest token
+        else:  # 0, for a user's model: the likeliest token
             tokens = log_probs.argmax(-1, keepdim=True)  # [R, 1]
         chosen = log_probs.gather(-1, tokens)  # [R, 1]
         results = zip(slots, requests, tokens[:, 0].tolist(), chosen[:, 0].tolist())
@@ -311,11 +311,11 @@ class TorchEngine:
                     request.result.set_result((request.ids, request.log_probs))
 
 
-# ------------------------------------------------------------------------------------ the other engine
+# -------------------------------------------------------------------------------- the other engine
 
 
 def make_vllm_engine(path, stop_ids, **settings):
-    """A models.vllm_engine.VllmEngine, with the arguments of that class."""
+    """A VllmEngine (models/vllm_engine.py says what its arguments are)."""
     from models.vllm_engine import VllmEngine  # here, because most machines have no vLLM
 
     return VllmEngine(path, stop_ids, **settings)

@@ -32,7 +32,7 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
                   the caller must call `make_masters`, which makes fp32 copies.
         another   For weights that are never trained: the base under adapters, or only sampling.
 
-    Raises BadModel: what may be wrong with a model is said by the functions that refuse it, below.
+    Raises BadModel (`refuse_...`, below).
     """
     from transformers import AutoModelForCausalLM, GenerationConfig, logging
 
@@ -61,7 +61,7 @@ def load_model(path, device="cpu", prefix="--model ", dtype=torch.float32):
 
 def load_tensors(path):
     """What `torch.save` has written, on the CPU, mapped from the file: a tensor is read when it is
-    used. Raises BadModel, which names the file."""
+    used."""
     with naming(f"{path}: cannot be read; was it copied only in part?"):
         return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
 
@@ -83,8 +83,7 @@ def make_trainable(model):
 
 def directory_of(place):
     """The directory with the files of a model, a Path; it is downloaded if `place` is a name on the
-    hub, OWNER/NAME. The same weights in other formats are left out. Raises BadModel if `place` is
-    no directory and the hub does not have it, and for pointers and adapters."""
+    hub, OWNER/NAME. The same weights in other formats are left out."""
     path = Path(place)
     if not path.is_dir():
         # A place in runs/ is a path with a typing error. Beside any other folder it may be a name.
@@ -111,8 +110,7 @@ def directory_of(place):
 def load_tokenizer(directory):
     """The tokenizer in a directory: that of tokenizer.json, if there is one. (AutoTokenizer takes
     the class that tokenizer_config.json names. Some classes read no more than the vocabulary, and
-    split texts by rules of their own: other tokens than those that the model was trained on.)
-    Raises BadModel without a chat template."""
+    split texts by rules of their own: other tokens than those that the model was trained on.)"""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     has_file = (directory / "tokenizer.json").exists()
@@ -126,8 +124,8 @@ def load_tokenizer(directory):
 
 
 def read_by(kind, directory, **options):
-    """What a class of transformers reads from a directory. Raises BadModel where that needs code of
-    the directory. (By default transformers asks on standard input whether it may run it.)"""
+    """What a class of transformers reads from a directory, whose own code is never run. (By default
+    transformers asks on standard input whether it may run it.)"""
     try:
         return kind.from_pretrained(
             directory, local_files_only=True, trust_remote_code=False, **options
@@ -187,13 +185,12 @@ def refuse_misfits(problems):
 
 def check_model(model, tokenizer):
     """Refuse a loaded model that does not belong to its tokenizer, is damaged, or would be computed
-    wrongly."""
-    refuse_unknown_ids(model, tokenizer)
+    wrongly. (One without max_position_embeddings is refused, too: reading it raises.)"""
     config = model.config.get_text_config()  # a part of the config of a model that reads pictures
-    context = config.max_position_embeddings  # a model without one is refused: this line raises
+    refuse_unknown_ids(model, tokenizer)
     refuse_windows(config)
     refuse_damage(model)
-    refuse_other_logits(model, context)
+    refuse_other_logits(model, config.max_position_embeddings)
 
 
 def refuse_unknown_ids(model, tokenizer):

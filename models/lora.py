@@ -13,8 +13,18 @@ Every linear layer of the transformer blocks gets two thin matrices beside its o
   * PPO's critic is a second set of adapters and a scalar head on the *same* base; the reference of
     a KL is the base with adapters off. Only one model is in memory.
 
-Engines and checkpoints get plain models, with W + (alpha / r) B A in the place of W (`merge`). Left
-out: dropout, and adapters on embeddings and output layer.
+Policy, critic and reference thus run the same layers, and a `switch` says whose adapters these use.
+Two lines of PPO's update would go wrong without it:
+
+    values = critic(batch)     would be computed with the policy's adapters, which were in use last
+    loss.backward()            computes the policy's blocks a second time (`recompute_activations`),
+                               maybe after the switch was set to the critic's
+
+`SharedBase.forward` sets it before each pass, `SharedBase.checkpoint_contexts` before such a second
+one.
+
+Engines and checkpoints get plain models, with W + (alpha / r) B A for W (`merge`). Left out:
+dropout, and adapters on embeddings and output layer.
 """
 
 from models.loading import blocks_of
@@ -119,10 +129,10 @@ def use_adapter(switch, name):
 
 
 def merge(named_tensors, model):
-    """Yield the weights of `model` as those of a plain model: each W with adapters becomes
+    """Yield the weights of a plain model: each W of `model` with adapters becomes
     W + (alpha / r) B A, in fp32; all others stay as they are.
 
-    named_tensors: (name, whole tensor), as of state_dict() or iter_full_weights(). One is merged at
+    named_tensors: (name, whole tensor), from state_dict() or iter_full_weights(). One is merged at
     a time, so that there is never a second model in memory. On many ranks a collective call: every
     rank must walk to the end."""
     layers = {
@@ -165,22 +175,22 @@ class SharedBase(nn.Module):
             return part(batch, **how)
 
     def checkpoint_contexts(self):
-        """For activation checkpointing, torch's `context_fn`, which is called in each forward pass:
-        returns the contexts of that pass and of its recomputation in the backward pass. By then the
-        switch may stand elsewhere, so the recomputation sets it to the adapters in use now."""
+        """The contexts of a forward pass and of its recomputation in the backward pass, which sets
+        the switch to the adapters in use now. (Activation checkpointing calls it in each forward
+        pass, as torch's `context_fn`.)"""
         return contextlib.nullcontext(), use_adapter(self.switch, self.switch.active)
 
 
 class AdapterView:
     """One of "policy", "critic" and "reference" of the SharedBase `root`. ppo.py uses it like a
-    separate model: it is called with a batch, and has the parameters that it trains."""
+    separate model: it calls it with a batch, and trains its parameters."""
 
     def __init__(self, root, who):
         self.root, self.who = root, who
         self.model = root.policy.model
 
     def __call__(self, batch, **how):
-        """As `SharedBase.forward` for `who`."""
+        """What this part computes for the batch (`SharedBase.forward`)."""
         return self.root(batch, self.who, **how)
 
     def named_parameters(self):
@@ -209,7 +219,7 @@ class AdapterView:
     def write_peft(self, directory, adapters, cfg):
         """Write its adapters in the format of the package peft, in a folder of their own. If they
         stood beside config.json, transformers would silently add them to the merged weights.
-        adapters: {name: tensor}, those of other views among them."""
+        adapters: {name: tensor}, of all views."""
         # policy.model.model.layers.0.mlp.up_proj.lora_A.policy becomes
         # base_model.model.model.layers.0.mlp.up_proj.lora_A.weight
         tensors = {

@@ -88,7 +88,8 @@ class VllmEngine:
             ) from None
 
     async def generate(self, prompt, max_tokens, rng, key=None):
-        """As TorchEngine.generate. `key` is not needed: the prefix cache compares the tokens."""
+        """Sample up to `max_tokens` after the ids `prompt`. Returns (ids, log_probs). `key` is not
+        needed: the prefix cache compares the tokens."""
         params = self.SamplingParams(
             temperature=self.temperature,
             max_tokens=max_tokens,
@@ -149,7 +150,7 @@ class VllmEngine:
         self.forget()
 
     def forget(self):
-        """Empty the prefix cache. Raises RuntimeError if requests are still under way."""
+        """Empty the prefix cache. No request may be under way."""
         if not self.llm.reset_prefix_cache():  # vLLM would only log it
             raise RuntimeError("vLLM keeps its prefix cache: requests are still under way")
 

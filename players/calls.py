@@ -28,7 +28,7 @@ key_of_call = ContextVar("key_of_call")
 
 @dataclass
 class Answer:
-    """An answer of a model. (A script knows its text alone.)"""
+    """An answer of a model. (A script and a log know its text alone.)"""
 
     text: str
     thought: str = ""  # reasoning that the server has taken out of the text
@@ -88,11 +88,11 @@ class Caller:
         return digest(self.name, self.temperature, prompt, dialogue, attempt)
 
     def logged(self, key):
-        """The Answer in the log, which was paid for; None if there is none."""
+        """The Answer with this key in the log, which was paid for; None if there is none."""
         return Answer(self.log.answers[key]) if key in self.log.answers else None
 
     async def call(self, prompt, schema, key):
-        """One call to the model. Returns the Answer, and logs it if there is a log.
+        """Call the model once. Returns the Answer, and logs it if there is a log.
 
         With a log, equal questions at the same time share one call, even if it fails. This call is
         a task of its own, because one of the dialogues that wait for it may be cancelled (`shield`).
@@ -106,7 +106,7 @@ class Caller:
         return await asyncio.shield(tasks[key])
 
     async def call_model(self, prompt, schema, key):
-        """The call itself."""
+        """Call the model when there is a free slot, time the call and log the Answer."""
         async with self.slots:
             start = time.perf_counter()
             key_of_call.set(key)
@@ -119,7 +119,7 @@ class Caller:
         return answer
 
     async def ask_model(self, prompt, schema):
-        """The model's answer, an Answer or its text."""
+        """The model's answer, an Answer or its text. (Each kind of Caller asks in its own way.)"""
         return await self.model(prompt, schema)
 
 

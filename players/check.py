@@ -1,24 +1,20 @@
-"""players/check.py - the questions to a user's model before the first dialogue. They reveal a
-wrong key, and a model that cannot keep the form of an answer or tell kind from cruel.
+"""players/check.py - the questions to a user's model before the first dialogue. They reveal a wrong
+key, and a model that cannot keep the form of an answer or tell kind from cruel.
+
+From top to bottom: the check; its two halves; its user; the models that find out something.
 """
 
 from players.calls import AdaptiveModel, CallLog
 from support.answers import PROMPTS
 from support.command_line import print_folded
-from support.errors import (
-    BadInput,
-    BadModel,
-    SimulatorFailed,
-    TooManyLost,
-    UnreadableAnswers,
-)
+from support.errors import BadInput, BadModel, SimulatorFailed, TooManyLost, UnreadableAnswers
 
 import copy
 
 from people import load_profiles
 
-# What the friend says in the questions of `check`, in each language, to the person of
-# prompts/*/check.jsonl: a kind reply that is to the point, and a cruel one.
+# What the policy says in the check, in each language, to the user of prompts/*/check.jsonl: a kind
+# reply that is to the point, and a cruel one.
 CHECK_REPLIES = {
     "en": (
         "I'd like to hear about that roof. Take your time. What keeps you awake?",
@@ -36,18 +32,17 @@ async def check(simulator, with_feelings=True):
     scale of a reader. with_feelings: False for programs that ask the model something else, or
     measure its feelings.
 
-    1. `find_form`: which form of answers the model takes, and whether it keeps it.
-    2. A reader sets its scale. From then on it is asked in the model's place.
+    1. `find_form`: which form of answers the model takes, and whether it keeps it (a script does).
+    2. A reader sets its scale. From then on it is asked, and not the user's model.
     3. `compare_feelings`: is a cruel reply felt as worse than a kind one, which is felt the same
        again?
 
-    Raises BadInput if the first question is refused, BadModel if no answer can be read, TooManyLost
-    if there is none, and SimulatorRefused. Returns what was found out, a list with the
-    `findings` of each of `adaptive_models`, for `learn` on other ranks. (A simulator of another
-    class is asked nothing.)"""
+    Returns what was found out, a list with the `findings` of each of `adaptive_models`, for `learn`
+    on other ranks. (A simulator of another class is asked nothing.) Raises BadInput if the first
+    question is refused, BadModel if no answer can be read, TooManyLost if there is none, and
+    SimulatorRefused."""
     if not hasattr(simulator, "caller"):
         return []
-    # then its form is known
     is_scripted = getattr(simulator.caller.model, "is_scripted", False)
     try:
         at_kind = None if is_scripted else await find_form(simulator)
@@ -61,31 +56,29 @@ async def check(simulator, with_feelings=True):
 
 
 def learn(simulator, findings):
-    """Take over what `check` has found out on another rank."""
+    """Take over the findings of a check on another rank."""
     for model, attributes in zip(adaptive_models(simulator), findings):
         model.adopt(**attributes)
 
 
 async def find_form(simulator):
-    """The first question reveals a wrong key or model, and a model that cannot keep the form of an
-    answer. A server is asked in each of its formats, the strictest first. A format is given up
-    after a refusal of the prompt (a gateway's 404 may mean the form), three unreadable answers in a
-    row, or some faults of the server (5xx; some fail at a schema alone); at the last one the run
-    waits for the server. The first format that brings a readable answer is printed, and used from
-    then on.
+    """Ask the first question in each format of the user's model, the strictest first, until an
+    answer can be read. This format is printed, and used from then on. One is given up after a
+    refusal of the prompt (a gateway's 404 may mean the form), three unreadable answers in a row, or
+    some faults of the server (5xx; some fail at a schema alone); at the last one the run waits for
+    the server. (A model that is not on a server has no formats: the prompt alone enforces the
+    form.)
 
-    Returns the change of emotion at the kind reply. With a reader the model is asked for the
-    person's next line instead; then it is None. Raises as `check`."""
+    Returns the change of emotion at the kind reply. With a reader the model is asked for the user's
+    next line instead; then it is None. Raises BadInput, BadModel or SimulatorFailed."""
     model, problems = simulator.caller.model, []
-    # A model may be any async function: then the prompt alone enforces the form.
     formats = getattr(model, "formats", [None])
     for form in formats:
         if form:
             model.adopt(format=form, is_patient=form == formats[-1])
         try:
             if simulator.reader:
-                await example(unlogged(simulator)).answer()
-                change = None
+                change, _ = None, await user_of_check(simulator).answer()
             else:
                 change = await change_at(simulator, CHECK_REPLIES[simulator.lang][0])
         except UnreadableAnswers as error:
@@ -118,9 +111,9 @@ async def compare_feelings(simulator, at_kind=None):
         # a reader, and a model at temperature 0, must say the same twice
         is_fixed = reader or simulator.caller.temperature == 0
         if at_cruel >= at_kind:
-            doubt = f"a kind reply moves its person by {at_kind:+d}, a cruel one by {at_cruel:+d}"
+            doubt = f"a kind reply moves its user by {at_kind:+d}, a cruel one by {at_cruel:+d}"
         elif is_fixed and again != at_kind:
-            doubt = f"the same reply moves its person by {at_kind:+d} and by {again:+d}"
+            doubt = f"the same reply moves its user by {at_kind:+d} and by {again:+d}"
     except UnreadableAnswers as error:
         doubt = str(error)
     if doubt:
@@ -129,9 +122,17 @@ async def compare_feelings(simulator, at_kind=None):
 
 
 async def change_at(simulator, reply):
-    """How far this reply moves the person of the check."""
-    _, change = await example(unlogged(simulator)).feel(reply)
+    """How far this reply moves the user of the check."""
+    _, change = await user_of_check(simulator).feel(reply)
     return change
+
+
+def user_of_check(simulator):
+    """A user in the run's language who has said the first line, and whose answers are not
+    logged."""
+    [profile] = load_profiles(PROMPTS / simulator.lang / "check.jsonl")
+    line = {"speaker": "me", "text": profile.first_talk}
+    return simulator.user_class(unlogged(simulator), profile, dialogue=[line])
 
 
 def unlogged(simulator):
@@ -145,23 +146,18 @@ def unlogged(simulator):
     return other
 
 
-def example(simulator):
-    """A user for `check`, in the run's language, who has said the first line."""
-    [profile] = load_profiles(PROMPTS / simulator.lang / "check.jsonl")
-    line = {"speaker": "me", "text": profile.first_talk}
-    return simulator.user_class(simulator, profile, dialogue=[line])
-
-
 def adaptive_models(simulator):
-    """The models of a simulator that find out something while they are asked."""
-    return [model for model in models_of(simulator).values() if isinstance(model, AdaptiveModel)]
+    """What finds out something while it is asked: the user's model, the Reader, the Reader's
+    model."""
+    models = models_of(simulator)
+    asked = models["simulator"], getattr(simulator, "reader", None), models["reader"]
+    return [model for model in asked if isinstance(model, AdaptiveModel)]
 
 
 def models_of(simulator):
-    """What answers for the users of a simulator, {name: its model, its Reader, the Reader's model};
-    None where it has none. (A simulator of another class need not have any.)"""
-    reader = getattr(simulator, "reader", None)
-    model, source = (
-        getattr(getattr(one, "caller", None), "model", None) for one in (simulator, reader)
-    )
-    return {"simulator": model, "hearing": reader, "reader": source}
+    """The user's model and the Reader's model, {"simulator": model, "reader": model}; None for one
+    that a simulator lacks, as a simulator of another class may lack both."""
+    sides = {"simulator": simulator, "reader": getattr(simulator, "reader", None)}
+    return {
+        name: getattr(getattr(side, "caller", None), "model", None) for name, side in sides.items()
+    }

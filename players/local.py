@@ -1,8 +1,9 @@
-"""players/local.py - language models in this process that are not trained:
+"""players/local.py - language models in this process that are not trained. Each is loaded with its
+chat template, and differs from the others in what is taken from it:
 
-    load_engine               a policy that is evaluated, or the model of a LocalModel
-    load_local, LocalModel    the model behind the users, or a judge: it answers prompts
-    LocalReader               the model of a reader (players/reader.py): the next word is read
+    load_engine               replies to whole dialogues: a policy that is evaluated
+    load_local, LocalModel    one answer to one prompt: the user's model, or a judge's
+    LocalReader               the next word alone: the model of a reader (players/reader.py)
 
 (Models on a server: players/server.py.)
 """
@@ -45,10 +46,10 @@ from rollout import Episode, Segment
 
 
 def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat):
-    """(engine, ChatFormat, context) over a model that only samples, loaded once, in the type of
-    computing. kind: of engine, "torch" or "vllm"; context: tokens of a dialogue (default: the
-    model's limit); of_chat: more arguments of ChatFormat; prefix: what stands before the path in
-    messages. Raises BadModel or BadInput."""
+    """(engine, ChatFormat, context) of a model that only samples, loaded once, in the type of
+    computing. prefix: what stands before the path in messages; kind: of engine, "torch" or "vllm";
+    context: tokens of a dialogue (default: the model's limit); of_chat: more arguments of
+    ChatFormat. Raises BadModel or BadInput."""
     device = best_device()
     dtype = best_dtype(device)
     if kind == "vllm":
@@ -78,30 +79,28 @@ def load_engine(path, temperature, prefix, kind="torch", context=None, **of_chat
 
 
 def load_local(path, temperature, flag="--simulator"):
-    """The model in the directory `path`, behind a simulated user or a judge, as a LocalModel.
-    Raises BadInput. flag: the one that named it, for messages."""
+    """The LocalModel in the directory `path`. flag: the one that named it, for messages."""
     return LocalModel(path, *load_engine(path, temperature, f"{flag} local:"), temperature)
 
 
 @dataclass
 class LocalModel(AdaptiveModel):
-    """A model in this process. No schema constrains its answers, so it may break the form more
+    """A model that answers prompts. No schema constrains its answers, so it may break the form more
     often than a model on a server."""
 
     name: str
-    engine: object  # of the same classes as the policy's: a TorchEngine ...
-    chat: object  # ... and a ChatFormat
+    engine: object  # a TorchEngine, as the policy's
+    chat: object  # a ChatFormat
     context: int  # the most tokens that prompt and answer may have together
     temperature: float = 0.0
-    most_tokens: int = MAX_ANSWER_TOKENS  # as a ServerModel's
+    most_tokens: int = MAX_ANSWER_TOKENS  # of an answer; it is higher for a model that thinks
 
     FINDINGS = ("most_tokens",)
 
     async def __call__(self, prompt, schema=None):
-        """The answer to a prompt. Raises PromptRefused if the prompt does not fit the context.
-
-        The key of the call is the seed. With one generator for all calls an answer would depend on
-        the order of the calls, and a resumed run would be another run."""
+        """The Answer to a prompt. The key of the call is the seed: with one generator for all calls
+        an answer would depend on the order of the calls, and a resumed run would be another run.
+        Raises PromptRefused if the prompt does not fit the context."""
         ids = ids_of_prompt(self, prompt, 1)
         room = self.context - len(ids)  # for the answer
         rng = np.random.default_rng(int(key_of_call.get("0"), 16))
@@ -133,8 +132,7 @@ def ids_of_prompt(model, prompt, room):
 
 
 class LocalReader:
-    """A model in this process whose next word is read (players/reader.py), the model in the directory
-    `path`.
+    """A reader's model, whose log-probs for the next word are taken, in the directory `path`.
 
     All questions about a reply begin alike. So they are one row: the beginning once, as a trunk,
     and each question behind it as a branch that sees the trunk and itself. A row is never batched
@@ -166,7 +164,7 @@ class LocalReader:
 
     @torch.inference_mode()
     def forward(self, prompts, count):
-        """`likeliest`, by one forward pass for all prompts."""
+        """One forward pass for all prompts (see `likeliest`)."""
         rows = [ids_of_prompt(self, prompt, 0) for prompt in prompts]
         trunk = os.path.commonprefix(rows)
         segments = [Segment(trunk)]

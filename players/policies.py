@@ -1,7 +1,8 @@
 """players/policies.py - the two sides of an evaluation, a policy and its users: found by name, set up
 by flags and by the policy's run, and loaded. For evaluate.py and tools/chat.py.
 
-From top to bottom: who decides about a setting, a flag or the run; the policy; its users; flags.
+From top to bottom: who decides about a setting, a flag or the run; the policy; what refuses a flag;
+a policy on a server; the users; flags.
 """
 
 from players.check import models_of
@@ -51,8 +52,7 @@ class TalkSettings:
 def settings_of_talk(flags, run, is_toy=False):
     """The TalkSettings by these flags and by the settings of the run that made the policy, {} if
     none did. In each line: its name there, who decides first, who next, and what holds else. All
-    other settings are those of the flags, whatever the run had. (Its users: `choose_users`.)
-    """
+    other settings are the flags', whatever the run had. (Which profiles: `choose_profiles`.)"""
     flags = {name: value for name, value in flags.items() if value}  # those that were given
     return TalkSettings(
         # A policy replies as it was trained: a flag sets only what no run sets, but for the length.
@@ -92,7 +92,7 @@ class PolicySource(NamedTuple):
 
 
 def newest_run():
-    """The directory of the newest finished run in runs/. Raises BadInput."""
+    """The directory of the newest finished run in runs/."""
     summaries = list(Path("runs").glob("*/summary.json"))
     if not summaries:
         raise BadInput("no finished run in runs/; name a policy with --policy")
@@ -102,7 +102,7 @@ def newest_run():
 def find_weights(name, step):
     """The PolicySource that `name` stands for: a run, a checkpoint, a model directory, a model of
     the hub, toy, or openai:MODEL@URL. A run stands for its newest checkpoint, or for that of
-    `step`; step 0 is where it started. Raises BadInput."""
+    `step`; step 0 is where it started."""
     directory = Path(name)
     run_settings = settings_of_run(directory)
     if run_settings:
@@ -139,7 +139,7 @@ class LoadedPolicy:
 
     label: str  # its name in results
     settings: dict  # how it replies: the first of the TalkSettings
-    home: Path | None  # as a PolicySource's
+    home: Path | None  # the directory of the run that made it
     make_agent: Callable  # make_agent(seed=...) -> Agent
 
 
@@ -147,49 +147,56 @@ def load_policy(source, args, reader=None):
     """The LoadedPolicy of a PolicySource. args: the flags of `add_flags_of_talk`; reader: the name of
     the users' reader. Raises BadInput or BadModel."""
     label, weights, run, home = source
-    kind, model_name, url = split_name(str(weights))
     is_toy = run.get("model", weights) == "toy"
     chosen = vars(settings_of_talk(vars(args), run, is_toy))
     settings = {key: chosen[key] for key in (*POLICY_SETTINGS, "template_args")}
-    if args.think and not settings["think"]:
-        raise BadInput(f"--think: {label} was trained to reply without thinking")
-    if args.template_args and not reader and (kind == "openai" or "template_args" in run):
-        raise BadInput(f"--template-args: {label} has its own; leave them out")
+    refuse_flags(args, source, settings, reader)
     mode = world.mode_of(settings["think"])
-    if weights == "toy":  # what toy runs start from: one policy that thinks and one that does not
-        weights = world.base_policy(settings["think"])
-        label = label if run else f"toy, {mode}"
     system_prompt = load_prompt(f"policy_{mode}", settings["policy_lang"])
+    kind, model_name, url = split_name(str(weights))
     if kind == "openai":
-        label = f"openai:{model_name}"
-        if args.context:
-            raise BadInput(f"--context: {label} has its own; leave it out")
         server = ServerModel(model_name, url, settings["temperature"])
         # The server's own dict: when a result is written, it holds what was refused until then.
         settings |= {**SAMPLING, "replaced": server.replaced}
         settings["policy_prompt"] = files.digest(system_prompt)  # of others: with the chat template
         make_agent = partial(ServerAgent, server, settings, system_prompt)
-    else:
-        # by vLLM where that is installed and there is a GPU
-        engine, chat, settings["context"] = local_models().load_engine(
-            weights,
-            settings["temperature"],
-            "policy ",
-            usual_engine(is_toy),
-            args.context,
-            # as in training: the toy knows its job without a system prompt
-            system_prompt="" if is_toy else system_prompt,
-            think=settings["think"],
-            template_args=settings["template_args"],
-        )
-        of_replies = {key: settings[key] for key in ("think", "max_tokens", "context")}
-        make_agent = partial(Agent, engine, chat, **of_replies)
-    return LoadedPolicy(label, settings, home, make_agent)
+        return LoadedPolicy(f"openai:{model_name}", settings, home, make_agent)
+    if weights == "toy":  # what toy runs start from: one policy that thinks and one that does not
+        weights = world.base_policy(settings["think"])
+        label = label if run else f"toy, {mode}"
+    # by vLLM where that is installed and there is a GPU
+    engine, chat, settings["context"] = local_models().load_engine(
+        weights,
+        settings["temperature"],
+        "policy ",
+        usual_engine(is_toy),
+        args.context,
+        # the toy knows its job without a system prompt, in training, too
+        system_prompt="" if is_toy else system_prompt,
+        think=settings["think"],
+        template_args=settings["template_args"],
+    )
+    of_replies = {key: settings[key] for key in ("think", "max_tokens", "context")}
+    return LoadedPolicy(label, settings, home, partial(Agent, engine, chat, **of_replies))
+
+
+def refuse_flags(args, source, settings, reader):
+    """Refuse a flag about a policy that has a value of its own. settings: the policy's; with a
+    reader --template-args are the reader's."""
+    label, weights, run, _ = source
+    kind, model_name, _ = split_name(str(weights))
+    is_served = kind == "openai"
+    if args.think and not settings["think"]:
+        raise BadInput(f"--think: {label} was trained to reply without thinking")
+    if args.template_args and not reader and (is_served or "template_args" in run):
+        raise BadInput(f"--template-args: {label} has its own; leave them out")
+    if args.context and is_served:
+        raise BadInput(f"--context: openai:{model_name} has its own; leave it out")
 
 
 class ServerAgent:
-    """A policy behind an OpenAI-compatible server: it shows no tokens, and cannot be trained. If
-    the server refuses a request, the dialogue is lost."""
+    """A policy on a server in one dialogue: it shows no tokens, and cannot be trained. If the
+    server refuses a request, the dialogue is lost."""
 
     def __init__(self, server, settings, system_prompt, seed):
         """seed: has no effect; a server draws its own random numbers."""
@@ -199,8 +206,8 @@ class ServerAgent:
         self.cut = 0  # replies that the token limit cut, or that are empty
 
     async def reply(self, line):
-        """As rollout.Agent.reply, but without tokens. A thought that the server has taken out of
-        the reply is put back in front of it. Raises SimulatorFailed."""
+        """Reply to the user's line. Returns a Reply (rollout.py). A thought that the server has
+        taken out of the reply is put back in front of it. Raises SimulatorFailed."""
         self.messages.append({"role": "user", "content": line})
         answer = await self.server.chat(self.messages, self.settings["max_tokens"])
         self.cut += bool(answer.problem)
@@ -218,12 +225,12 @@ class ServerAgent:
 
 def load_both_sides(args, name):
     """Load the policy `name` and the users whom the flags and its run ask for. Returns
-    (LoadedPolicy, Simulator, users, settings): the users a list of Profiles, the settings what a
-    result file keeps with each dialogue. --lang is the language of the users; for a policy that is
-    a run it changes their prompts, but not the policy's. Raises BadInput or BadModel."""
+    (LoadedPolicy, Simulator, profiles, settings): the Profiles of the users, and what a result file
+    keeps with each dialogue. --lang is the language of the users; for a policy that is a run it
+    changes their prompts, but not the policy's. Raises BadInput or BadModel."""
     source = find_weights(name, args.step)
     chosen = settings_of_talk(vars(args), source.run)
-    users, held_out = choose_users(args, source, chosen)
+    profiles, held_out = choose_profiles(args, source, chosen)
     simulator = make_simulator(
         chosen.simulator,
         chosen.lang,
@@ -244,7 +251,7 @@ def load_both_sides(args, name):
         "difficulty": chosen.difficulty,
         "reader": chosen.reader and user_label(chosen.reader),
         **{key: getattr(args, key) for key in keys},
-        "users": files.digest([vars(profile) for profile in users]),
+        "users": files.digest([vars(profile) for profile in profiles]),
         "held_out": held_out,
         **digests_of_texts(agent, simulator),
     }
@@ -253,7 +260,7 @@ def load_both_sides(args, name):
     for side, one in {"policy": agent, **models_of(simulator)}.items():
         if getattr(one, "served", None) is not None:
             settings.setdefault("served", {})[side] = one.served
-    return policy, simulator, users[: args.limit], settings
+    return policy, simulator, profiles[: args.limit], settings
 
 
 def user_label(name):
@@ -262,24 +269,24 @@ def user_label(name):
     return model or kind
 
 
-def choose_users(args, source, chosen):
-    """(users, were they held out by the policy's run?): those of --profiles; with --world chit-chat
-    those of prompts/profiles/; those that the run held out of its files; the toy's held-out users.
-    Raises BadInput for users whom the simulator cannot play."""
+def choose_profiles(args, source, chosen):
+    """(profiles, were they held out by the policy's run?). In this order: the file of --profiles;
+    with --world chit-chat one of prompts/profiles/; what the run held out of its files; the toy's
+    held-out ones. The user's model must be able to play them."""
     file = args.profiles
     if args.world and file:
         raise BadInput("--world names users, and so does --profiles; give one of them")
     if args.world:
         file = PROMPTS / "profiles" / f"{chosen.lang}_chat.jsonl"
     if file:
-        users = load_profiles(file)
-        check_playable(chosen.simulator, users)
-        return users, False
+        profiles = load_profiles(file)
+        check_playable(chosen.simulator, profiles)
+        return profiles, False
     # a run without --profiles was trained with the toy's other users
     paths = source.run.get("profiles")
-    users = held_out_of_run(source.home, source.run) if paths else toy_profiles("heldout", 128)
-    check_playable(chosen.simulator, users, unnamed=not paths)
-    return users, bool(source.run)
+    profiles = held_out_of_run(source.home, source.run) if paths else toy_profiles("heldout", 128)
+    check_playable(chosen.simulator, profiles, unnamed=not paths)
+    return profiles, bool(source.run)
 
 
 # -------------------------------------------------------------------------------------------- flags
@@ -293,8 +300,8 @@ SETTINGS_OF_TALK = {
     "template_args": "such as '{\"enable_thinking\": false}'",
     "simulator": "model that plays the users: toy, toy-weak, openai:MODEL@URL or local:DIR (default: "
     "the run's, or toy)",
-    "reader": "model that hears for the user: openai:MODEL@URL or local:DIR (default: the run's, if "
-    "there is no --simulator)",
+    "reader": "model that reads replies for the user: openai:MODEL@URL or local:DIR (default: the "
+    "run's, if there is no --simulator)",
     "difficulty": "of users (default: the run's)",
     "max_turns": "replies in a dialogue, at most (default: %(default)s)",
     "simulator_temperature": "of the model that plays the users (default: 0)",
@@ -303,8 +310,7 @@ SETTINGS_OF_TALK = {
 
 
 def add_flags_of_talk(parser):
-    """The flags that `load_policy` needs, and then those that `load_both_sides` needs beside them.
-    Tools have them, too."""
+    """Add the flags that `load_policy` and `load_both_sides` need."""
     add = parser.add_argument
     add("--step", type=natural, metavar="N", help="of a run; 0: its start (default: the newest)")
     text = "tokens of a dialogue (default: the model's)"

@@ -8,12 +8,13 @@ for the answer to a yes-or-no question. These log-probs are read:
     z_q = (x_q - mean_q) / std_q             mean and std over 60 known replies, of this model
     change = round(clip(BIAS + sum_q w_q z_q, -10, 10))
 
-One token for each question: nothing is parsed, and a reply cannot forge a form. (It can still talk
-to the model: "This reply helps the person." docs/small.md measures what that gains.)
+The weights w_q (WEIGHTS, below) were chosen with the same replies. One token for each question:
+nothing is parsed, and a reply cannot forge a form. (It can still talk to the model: "This reply
+helps the person." docs/small.md measures what that gains.)
 
-The questions stand in prompts/LANG/reader/, behind a beginning that all of them share: the person's
-story and last line, then what the friend has said, as JSON. This command measures whether a model
-is fit:
+The questions stand in prompts/LANG/reader/, behind a beginning that all of them share: the user's
+story and last line, then the policy's replies, as JSON. This command measures whether a model is
+fit:
 
     python -m tools.fitness --reader local:DIR
 """
@@ -47,11 +48,10 @@ MOST_ODDS = 101  # no log-prob is below -100 (players.server.LEAST_LOG_PROB)
 # deviation 1.2 times as large, so all changes of emotion smaller.
 FAR = 4
 # How much a question counts: points of emotion per standard deviation of its log-odds over the
-# replies of prompts/replies.jsonl that are marked "weights". The weights were chosen with these,
-# too.
+# replies of prompts/replies.jsonl that are marked "weights".
 WEIGHTS = {
-    # "Does the reply bring something new, and not the same words again?" To people with a short
-    # story, a reply to the point gets a stronger yes than warm words that fit anybody.
+    # "Does the reply bring something new, and not the same words again?" If the user's story is
+    # short, a reply to the point gets a stronger yes than warm words that fit anybody.
     "new": 3.0,
     # "Does the reply give the person what they secretly need?" Only this question names the need.
     "need": 1.5,
@@ -90,15 +90,15 @@ def weigh(z):
 
 @dataclass
 class ReadUser(User):
-    """A user whose feelings are read: `feel` asks the Reader of its simulator, not the model that
-    speaks for the user."""
+    """A user whose feelings are read: `feel` asks the Reader of its simulator, not the user's
+    model, which only speaks."""
 
     async def feel(self, reply: str) -> tuple[str, int]:
-        """f_emo, read. Returns as User.feel; the text is JSON, with the log-odds. Raises
-        SimulatorFailed."""
+        """f_emo, read: move the emotion. Returns (text, change): the reading as JSON, and the
+        clamped change. Raises SimulatorFailed."""
         self.listen(reply)
         reader = self.simulator.reader
-        reading = await reader.hear(reader.questions(self.profile, self.dialogue))
+        reading = await reader.read(reader.questions(self.profile, self.dialogue))
         self.emotion = move_emotion(self.emotion, reading["change"])
         # h_emo: one fixed sentence for each question
         sentences = {
@@ -111,45 +111,51 @@ class ReadUser(User):
 
 
 class OddsCaller(Caller):
-    """Asks a reader's model, one with `async likeliest(prompts, count)`. All questions about a reply
-    are one call."""
+    """Asks a reader's model for the next token, one with `async likeliest(prompts, count)`. All
+    questions about a reply are one call, and no schema is needed."""
 
-    async def ask_model(self, prompts, words):
+    def __init__(self, model, words, **shared):
+        """words: a pair of WORDS. shared: a Caller's."""
+        super().__init__(model, **shared)
+        self.words = words
+
+    async def ask_model(self, prompts, schema=None):
         """For each of `prompts` [log-odds, mass, the likeliest word], see `log_odds`, as JSON."""
         answers = []
         for likeliest in await self.model.likeliest(prompts, LIKELIEST):
-            answers.append([*log_odds(likeliest, words), max(likeliest, key=lambda t: t[1])[0]])
+            best, _ = max(likeliest, key=lambda pair: pair[1])
+            answers.append([*log_odds(likeliest, self.words), best])
         return json.dumps(answers, ensure_ascii=False)
 
 
 class Reader(AdaptiveModel):
-    """Hears replies for all users. `set_scale` must be called before the first one. From a reply to
+    """Reads replies for all users. `set_scale` must be called before the first one. From a reply to
     the change of an emotion:
 
         questions   the four prompts about the reply
         ask         the log-odds behind each of them, from the log if they are there, and checked
-        hear        z of each question, and the change
+        read        z of each question, and the change
 
     `scale` is {question: (mean, std)} of the log-odds over known replies."""
 
     FINDINGS = ("scale",)
 
     def __init__(self, model, lang="en", **shared):
-        """model: of an OddsCaller. shared: a Caller's."""
-        self.caller, self.words = OddsCaller(model, **shared), WORDS[lang]
-        # {has the friend said anything before this reply?: the beginning of all questions}. With an
-        # empty list of earlier replies, a small model tells replies apart less well.
-        person, friend, reply = load_prompt("person", lang, "reader").split("\n")
-        self.beginning = {True: f"{person}\n{friend}\n{reply}", False: f"{person}\n{reply}"}
+        """model, shared: of an OddsCaller."""
+        self.caller = OddsCaller(model, WORDS[lang], **shared)
+        # {are there earlier replies?: the beginning of all questions}. With an empty list of
+        # earlier replies, a small model tells replies apart less well.
+        user, earlier, reply = load_prompt("person", lang, "reader").split("\n")
+        self.beginning = {True: f"{user}\n{earlier}\n{reply}", False: f"{user}\n{reply}"}
         # {name: [the question, what f_reply is told of a reply above the mean of the known ones,
         # what it is told of another reply]}
         self.texts = {name: load_prompt(name, lang, "reader").rsplit("\n", 2) for name in WEIGHTS}
-        self.scale = {}  # of `set_scale`
+        self.scale = {}  # `set_scale` sets it
 
     def questions(self, profile, dialogue):
-        """The prompts about the friend's last reply in a User's `dialogue`, one for each of WEIGHTS,
-        all with the same beginning: the person's story (and need, in one of them) and last line, and
-        what the friend has said."""
+        """The prompts about the last reply in a User's `dialogue`, one for each of WEIGHTS, all
+        with the same beginning: the user's story (and need, in one of them) and last line, and the
+        policy's replies."""
         *earlier, reply = [turn["text"] for turn in dialogue if turn["speaker"] == "friend"]
         *_, line = [turn["text"] for turn in dialogue if turn["speaker"] == "me"]
         values = {
@@ -169,9 +175,9 @@ class Reader(AdaptiveModel):
 
     async def ask(self, prompts):
         """{question: log-odds} of a reply. prompts: its `questions`. Where answers are kept, equal
-        prompts are read once. Raises UnreadableAnswers."""
+        prompts are asked once. Raises UnreadableAnswers."""
         key = digest(self.caller.name, prompts)
-        answer = self.caller.logged(key) or await self.caller.call(prompts, self.words, key)
+        answer = self.caller.logged(key) or await self.caller.call(prompts, None, key)
         odds_of = {}  # {question: log-odds}
         try:
             # logs of earlier versions have more between the mass and the word
@@ -188,7 +194,7 @@ class Reader(AdaptiveModel):
                         else "The log-probs cannot be right; use another server"
                     )
                     raise UnreadableAnswers(
-                        f"{' and '.join(self.words)} have {mass:.2f} of the probability at the "
+                        f"{' and '.join(self.caller.words)} have {mass:.2f} of the probability at the "
                         f"question {name!r}; the likeliest word is {likeliest!r}. {hint}"
                     )
                 odds_of[name] = odds
@@ -196,9 +202,9 @@ class Reader(AdaptiveModel):
             raise UnreadableAnswers(f"a damaged answer in the log of calls, key {key}") from None
         return odds_of
 
-    async def hear(self, prompts):
+    async def read(self, prompts):
         """f_emo, read: {"log_odds": {question: x}, "z": {question: z}, "sum": BIAS + the weighted
-        sum of z, "change": of the emotion}. Raises UnreadableAnswers."""
+        sum of z, "change": of the emotion}."""
         odds, z = await self.ask(prompts), {}
         for name, x in odds.items():
             mean, std = self.scale[name]
@@ -242,14 +248,14 @@ class Reader(AdaptiveModel):
 
 def known_replies(used):
     """The rows of prompts/replies.jsonl that are `used` for "weights", "test" or "fitness", each
-    with the "profile" of the person who hears it, and the "dialogue" that ends with it."""
-    people = toy_profiles("train") + toy_profiles("heldout")
-    people += load_profiles(PROMPTS / "profiles/en_test.jsonl")
-    profiles = {profile.id: profile for profile in people}
+    with the "profile" of its user, and the "dialogue" that ends with it."""
+    profiles = toy_profiles("train") + toy_profiles("heldout")
+    profiles += load_profiles(PROMPTS / "profiles/en_test.jsonl")
+    profile_of = {profile.id: profile for profile in profiles}
     rows = [row for _, row, _ in read_jsonl(PROMPTS / "replies.jsonl") if row["used"] == used]
     for row in rows:
-        row["profile"] = profile = profiles[row["user"]]
-        if "line" not in row:  # to a person of the toy
+        row["profile"] = profile = profile_of[row["user"]]
+        if "line" not in row:  # to a user of the toy
             scene = world.read_scene(profile.scene, profile.task)
             row["line"] = world.users_line(0, scene.story, scene.cues, "Emotion-C")
         replies = [{"speaker": "friend", "text": text} for text in [*row["earlier"], row["reply"]]]

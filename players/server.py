@@ -1,7 +1,7 @@
 """players/server.py - a language model on a server that speaks OpenAI's protocol.
 
-From top to bottom: the model, what follows from a status (`refusal_by`), and what it changes of its
-requests while it is asked (`adapt`); reading a response; making a request.
+From top to bottom: the model asks (`chat`); what follows from a response without an answer; reading
+a response; making a request.
 
 A failure is one of three exceptions (support/errors.py):
 
@@ -37,7 +37,7 @@ FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
-FORMAT_RETRIES = 3  # after a 5xx, until players/check.py tries the next format
+FORMAT_RETRIES = 3  # after a 5xx, until the check (players/check.py) tries the next format
 # Seconds between two tries: they double from the first to the last one.
 FIRST_PAUSE, MAX_PAUSE = 0.5, 8
 # Sent with every question, beside the temperature. vLLM takes what a request does not say from the
@@ -55,9 +55,7 @@ LEAST_LOG_PROB = -100
 
 class ServerModel(AdaptiveModel):
     """The chat model `name` of the server at `url`, which speaks OpenAI's protocol (vLLM, llama.cpp
-    and Ollama do).
-
-    Its key is in the environment (`read_key`) and never written to a file.
+    and Ollama do). Its key is in the environment (`read_key`) and never written to a file.
 
     Servers and models accept different parameters. So the model has a state. It begins with what
     most of them accept, and changes for the rest of the process."""
@@ -81,8 +79,8 @@ class ServerModel(AdaptiveModel):
         # alias is served by a version. A second one is another model, and the results are mixed.
         self.served = []
 
-        # The state. Only players/check.py changes the format, because a later refusal may be
-        # about the words of a prompt.
+        # The state. Only the check changes the format, because a later refusal may be about the
+        # words of a prompt.
         self.format = FORMATS[0]
         self.limit = "max_tokens"  # the name of the limit of tokens: gpt-5 has another
         self.most_tokens = MAX_ANSWER_TOKENS  # the limit: it is higher for a model that thinks
@@ -93,7 +91,8 @@ class ServerModel(AdaptiveModel):
         # Is a 5xx tried again until CALL_TIMEOUT, and a 404 final? (Not while the check looks for a
         # format, which both may mean.)
         self.is_patient = True
-        self.last_failure, self.has_floors, self.has_marks = "", False, False
+        self.last_failure = ""
+        self.told = set()  # what was printed, once
 
         self.key = read_key()
         try:
@@ -117,7 +116,7 @@ class ServerModel(AdaptiveModel):
         return (self.always | self.replaced)["temperature"]
 
     async def __call__(self, prompt, schema):
-        """The answer to a prompt."""
+        """The Answer to a prompt, in the format that was found."""
         messages = [{"role": "user", "content": prompt}]
         form = {"type": self.format}
         if self.format == "json_schema":
@@ -141,11 +140,11 @@ class ServerModel(AdaptiveModel):
             await self.chat([{"role": "user", "content": prompt}], 1, **options)
             for prompt in prompts
         ]
-        if not self.has_floors and any(answer.has_floors for answer in answers):
-            self.has_floors = True
-            tell(
+        if any(answer.has_floors for answer in answers):
+            self.tell_once(
+                "floors",
                 f"warning: {self.url}: it lists tokens without a log-prob from {LEAST_LOG_PROB} to 0; they "
-                "count as not listed, and feelings that are read may be a little off"
+                "count as not listed, and feelings that are read may be a little off",
             )
         lists = [answer.likeliest for answer in answers]
         if min(map(len, lists)) < 2:
@@ -157,61 +156,52 @@ class ServerModel(AdaptiveModel):
         return lists
 
     async def chat(self, messages, max_tokens, **options):
-        """One question, as an Answer. options: more of OpenAI's parameters; one that is None is not
-        sent. Where there is no Answer, `refusal_by` says what follows. Raises SimulatorFailed,
-        PromptRefused or SimulatorRefused."""
-        failed = []  # the statuses of the tries that failed
+        """The Answer to one question. options: more of OpenAI's parameters; one that is None is not
+        sent. Raises SimulatorFailed, PromptRefused or SimulatorRefused."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT):
-                while True:
-                    parameters = self.parameters(max_tokens, options)
-                    status, answer, wait = await self.request(messages, parameters)
-                    if isinstance(answer, Answer):
-                        self.has_answered = True
-                        self.keep_name(answer.model)
-                        return answer
-                    if refusal := self.refusal_by(status, len(failed)):
-                        # If the parameters have changed meanwhile, another call was quicker.
-                        has_changed = parameters != self.parameters(max_tokens, options)
-                        if has_changed or self.adapt(answer, parameters):
-                            continue
-                        raise refusal(f"{self.url}: {self.quote(answer)}")
-                    if wait > CALL_TIMEOUT:
-                        raise SimulatorFailed(
-                            f"{self.url}: it asks for a pause of {wait:.0f} s: {self.quote(answer)}"
-                        )
-                    pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(len(failed), 10))
-                    failed.append(status)
-                    self.report_failure(answer)
-                    if failed.count(200) == TRIES:  # each of these may be paid for
-                        break
-                    # at random, so that questions that failed together do not come back together
-                    await asyncio.sleep(max(pause * random.uniform(0.5, 1), wait))
+                return await self.ask(messages, max_tokens, options)
         except TimeoutError:
             raise SimulatorFailed(
                 f"{self.url}: no answer within {CALL_TIMEOUT} s; the last failure: "
                 f"{self.last_failure or 'it is silent'}"
             ) from None
-        raise SimulatorFailed(f"{self.url}: no answer in {len(failed)} tries; {self.last_failure}")
 
-    def refusal_by(self, status, failures):
-        """Which refusal a response without an answer is, by its status: an exception, which `chat`
-        raises unless `adapt` changes what was refused. None: it is no refusal, and the question is
-        asked again. failures: the tries before that were none, either."""
-        match status:
-            case 200 | 408 | 409 | 429 | 503:  # no answer in it; or it is slow, busy, loading
-                return None
-            case 404 if not self.is_patient:  # a gateway's may mean the format
-                return PromptRefused
-            case 401 | 402 | 404 | 406:  # a wrong key, no money, an unknown model, a stream
-                return SimulatorRefused
-            case _ if status < 500:  # the prompt is too long, or a filter does not want its words
-                return PromptRefused
-            case _:  # another fault; some servers have it at a schema alone
-                return None if self.is_patient or failures <= FORMAT_RETRIES else PromptRefused
+    async def ask(self, messages, max_tokens, options):
+        """Try a question until a response holds an Answer. After a refusal (`refusal_by`) it is
+        asked with other parameters (`adapt`) or given up; after any other failure it is asked
+        again."""
+        failed = []  # the statuses of the tries that failed
+        while True:
+            parameters = self.parameters(max_tokens, options)
+            status, answer, wait = await self.request(messages, parameters)
+            if isinstance(answer, Answer):
+                self.has_answered = True
+                self.keep_name(answer.model)
+                return answer
+            if refusal := self.refusal_by(status, len(failed)):
+                # another call may have been quicker, and have changed the parameters meanwhile
+                is_current = parameters == self.parameters(max_tokens, options)
+                if is_current and not self.adapt(answer, parameters):
+                    raise refusal(f"{self.url}: {self.quote(answer)}")
+                continue
+            if wait > CALL_TIMEOUT:
+                raise SimulatorFailed(
+                    f"{self.url}: it asks for a pause of {wait:.0f} s: {self.quote(answer)}"
+                )
+            pause = min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(len(failed), 10))
+            failed.append(status)
+            self.report_failure(answer)
+            if failed.count(200) == TRIES:  # each of these may be paid for
+                raise SimulatorFailed(
+                    f"{self.url}: no answer in {len(failed)} tries; {self.last_failure}"
+                )
+            # at random, so that questions that failed together do not come back together
+            await asyncio.sleep(max(pause * random.uniform(0.5, 1), wait))
 
     async def request(self, messages, parameters):
-        """One try, as `read_response` says; (503, why, 0) without a response."""
+        """Send one request. Returns (status, answer, wait) of `read_response`; (503, why, 0)
+        without a response."""
         import openai
 
         create = self.client.chat.completions.with_raw_response.create
@@ -232,10 +222,27 @@ class ServerModel(AdaptiveModel):
         values = {self.limit: max_tokens, **self.always, **options, **self.replaced}
         return {name: value for name, value in values.items() if value is not None}
 
+    # ------------------------------------------- what follows from a response without an answer
+
+    def refusal_by(self, status, failures):
+        """Which refusal a response without an answer is, by its status: an exception; None if it is
+        none. failures: the number of tries before this one."""
+        match status:
+            case 200 | 408 | 409 | 429 | 503:  # no answer in it; or it is slow, busy, loading
+                return None
+            case 404 if not self.is_patient:  # a gateway's may mean the format
+                return PromptRefused
+            case 401 | 402 | 404 | 406:  # a wrong key, no money, an unknown model, a stream
+                return SimulatorRefused
+            case _ if status < 500:  # the prompt is too long, or a filter does not want its words
+                return PromptRefused
+            case _:  # another fault; some servers have it at a schema alone
+                return None if self.is_patient or failures <= FORMAT_RETRIES else PromptRefused
+
     def adapt(self, words, parameters):
         """Change what is sent from now on, if `parameters` were refused in these words because of
-        one of them. Returns whether something has changed. After the first answer nothing is: a
-        later refusal may be about the words of a prompt. Examples of refusals:
+        one of them. Returns whether something has changed. After the first answer nothing changes:
+        a later refusal may be about the words of a prompt. Examples of refusals:
 
             "Use 'max_completion_tokens' instead"   the limit gets that name
             "temperature: only 1 is supported"      not sent any more (the same for all of `always`)
@@ -268,9 +275,10 @@ class ServerModel(AdaptiveModel):
     def report_failure(self, reason):
         """Print the first failed try: without a message the wait would look like a hang."""
         reason = self.quote(reason)
-        if not self.last_failure:
-            tell(f"{self.url}: {reason}; trying again")
+        self.tell_once("failure", f"{self.url}: {reason}; trying again")
         self.last_failure = reason
+
+    # ------------------------------------------------------------------ what is noticed on the way
 
     def keep_name(self, name):
         """Keep the name of the model that has answered. Print a warning at the second name."""
@@ -283,15 +291,21 @@ class ServerModel(AdaptiveModel):
                 )
 
     def warn_of_marks(self, reply):
-        """Print a warning, once, if a reply has a mark of a chat template, but for quotations."""
+        """Print a warning if a reply has a mark of a chat template, but for quotations."""
         mark = re.search(MARKS, re.sub(QUOTED, "_", reply.strip()))
-        if mark and not self.has_marks:
-            self.has_marks = True
-            tell(
+        if mark:
+            self.tell_once(
+                "marks",
                 f"warning: {self.url}: a reply has {mark[0]!r}, a mark of a chat template, and the user "
-                "hears it. Let the server take out thoughts (vLLM: --reasoning-parser, llama.cpp: "
-                "--reasoning-format) and end tokens (skip_special_tokens; make them stop a reply)"
+                "sees it. Let the server take out thoughts (vLLM: --reasoning-parser, llama.cpp: "
+                "--reasoning-format) and end tokens (skip_special_tokens; make them stop a reply)",
             )
+
+    def tell_once(self, name, words):
+        """Print a line above the progress bar, unless one of this name was printed."""
+        if name not in self.told:
+            self.told.add(name)
+            tell(words)
 
     def quote(self, words):
         """An error or a server's words as one line, for a message. Without our key: some servers
@@ -303,8 +317,8 @@ class ServerModel(AdaptiveModel):
 
 
 def read_response(response, error=None):
-    """A response of the HTTP library. error: what its status means, in words, unless it is 200.
-    Returns
+    """What a response of the HTTP library holds. error: what its status means, in words, unless it
+    is 200. Returns
 
     status   the one that the server should have sent (`read_body`)
     answer   an Answer, or in words why there is none
@@ -363,13 +377,7 @@ def read_body(text):
         answer.tokens = tokens
     tops = value_at(choice, "logprobs", "content", 0, "top_logprobs")
     if isinstance(tops, list):
-        pairs = [
-            (texts_in(value_at(one, "token")), one["logprob"])
-            for one in tops
-            # NaN is not between two numbers
-            if type(value_at(one, "logprob")) in (int, float)
-            and LEAST_LOG_PROB <= one["logprob"] <= 0.01
-        ]
+        pairs = [pair for pair in map(token_and_log_prob, tops) if pair]
         # Some servers list the sampled token twice: its probability must not count twice. (Two
         # tokens may have the same text, but not the same log-prob, too.)
         answer.likeliest = [*dict.fromkeys(pairs)]
@@ -380,6 +388,14 @@ def read_body(text):
     if answer.problem and answer.thought:
         answer.problem += ", with words in its reasoning"
     return 200, answer
+
+
+def token_and_log_prob(top):
+    """(text, log-prob) of one of the `top_logprobs`; None if its log-prob cannot be believed."""
+    log_prob = value_at(top, "logprob")
+    # NaN is not between two numbers
+    if type(log_prob) in (int, float) and LEAST_LOG_PROB <= log_prob <= 0.01:
+        return texts_in(value_at(top, "token")), log_prob
 
 
 def value_at(value, *keys):

@@ -1,7 +1,8 @@
 """players/users.py - which model plays the users: a script, a model on a server or in this process.
-With a reader (players/reader.py) that model only speaks, and a second one hears.
+With a reader (players/reader.py) that model only speaks, and a second one reads the replies.
 
-From top to bottom: the Simulator of a run; of any program; its language model; who can play whom.
+From top to bottom: the Simulator of a run; of any program; its language model; its texts; which
+profiles it can play.
 """
 
 from players.calls import Caller
@@ -15,7 +16,7 @@ from toy import world
 
 
 def simulator_of_run(cfg, log, clock, find=None):
-    """The Simulator that a run's Settings `cfg` ask for. find: as in `make_simulator`."""
+    """The Simulator that a run's Settings `cfg` ask for. find: see `make_simulator`."""
     return make_simulator(
         cfg.simulator,
         cfg.lang,
@@ -46,11 +47,18 @@ def make_simulator(
     find=None,
     **shared,
 ):
-    """The Simulator over the model `name`: toy, toy-weak (can be hacked), openai:MODEL@URL or
-    local:DIR; None where only a reader is asked. flag: the flag that named it, for messages;
-    reader: the name of the model that hears for the user; template_args: for its chat template;
-    retries: of Simulator; find: called in the place of `language_model`, by a tool that asks nobody;
-    shared: a Caller's log and clock.
+    """The Simulator whose users the model `name` plays: toy, toy-weak (can be hacked),
+    openai:MODEL@URL or local:DIR; None where only a reader is asked.
+
+    concurrency     calls to a server at the same time, at most
+    timeout         seconds of one try of a call to a server
+    flag            the flag that named the model, for messages
+    reader          the name of the reader's model, if there is one
+    template_args   of the chat template of the reader's model
+    retries         of Simulator
+    find            a function that finds a model by its name; None: `language_model`
+    shared          the log and the clock of a Caller
+
     Raises BadInput."""
     find = find or language_model
     if name in SCRIPTED and lang != "en":
@@ -66,7 +74,7 @@ def make_simulator(
         from players.reader import WORDS, Reader, ReadUser  # here, because most runs have none
 
         if difficulty != "vanilla":
-            raise BadInput(f"--reader hears vanilla users, not --difficulty {difficulty}")
+            raise BadInput(f"--reader reads for vanilla users, not for --difficulty {difficulty}")
         source = find(reader, "--reader", 1.0, timeout, template_args, WORDS[lang])
         simulator.reader = Reader(source, lang, concurrency=concurrency, **shared)
         simulator.user_class = ReadUser
@@ -74,8 +82,8 @@ def make_simulator(
 
 
 def language_model(name, flag, temperature, timeout=60.0, template_args=None, words=None):
-    """The language model `name`, openai:MODEL@URL or local:DIR. words: of a reader's model, those
-    whose log-probs it returns. Raises BadInput. flag: the one that named it, for messages."""
+    """The language model `name`, openai:MODEL@URL or local:DIR. flag: the one that named it, for
+    messages; words: of a reader's model, those whose log-probs it returns."""
     kind, model, url = split_name(name)
     if words:  # the first word is read, so it must not be part of a thought
         template_args = {**(template_args or {}), "enable_thinking": False}
@@ -92,7 +100,7 @@ def language_model(name, flag, temperature, timeout=60.0, template_args=None, wo
 
 
 def local_models():
-    """The module local. It is imported by the first call, because it loads torch: to print the
+    """The module players.local, imported by the first call, because it loads torch: to print the
     scores of a result file, evaluate.py needs no model."""
     from players import local
 
@@ -115,17 +123,17 @@ def digests_of_texts(policy, simulator):
     return {"chat_template": digest(rendered), "user_prompts": digest(texts and texts())}
 
 
-# -------------------------------------------------------------------------------- who can play whom
+# -------------------------------------------------------------------- which profiles can be played
 
 
-def check_playable(simulator_name, profiles, unnamed=False):
-    """Raise BadInput if this simulator cannot play one of `profiles`. A language model can play
-    everybody, the scripted users only the toy's people. unnamed: no --profiles names these people,
-    so they are the toy's; then a language model is refused, too."""
-    if simulator_name not in SCRIPTED:
+def check_playable(name, profiles, unnamed=False):
+    """Refuse profiles that the model `name` cannot play: a language model can play all of them, the
+    scripted users the toy's alone. unnamed: no --profiles names these, so they are the toy's; then
+    a language model is refused, too. Raises BadInput."""
+    if name not in SCRIPTED:
         if unnamed:
             raise BadInput(
-                f"--simulator {simulator_name}: name its users with --profiles; 40 people are in "
+                f"--simulator {name}: name its users with --profiles; 40 profiles are in "
                 "prompts/profiles/ (en_train.jsonl en_test.jsonl and zh_...), the released "
                 "ones are train_profile.jsonl and test_profile.jsonl"
             )

@@ -1,10 +1,10 @@
 """support/__init__.py - what every program sets up before it imports torch.
 
-Importing `support` starts the clock of a run, checks the versions and the packages, and tells
-torch's threads not to spin for long. All of this must happen before torch is imported. Therefore
-every program imports from `support`, or from a room that imports it first, before anything but the
-standard library. This file uses only syntax that old versions of Python can parse (no f-strings), so
-that they get as far as the message about their version.
+Importing `support` has three effects: it starts the clock of a run, ends the program if a package
+is missing or Python is too old, and tells torch's threads not to spin for long. All of them must
+come before torch is imported. So every program imports from `support`, or from a room that imports
+it first, before anything but the standard library. This file uses only syntax that old versions of
+Python can parse (no f-strings), so that they get as far as the message about their version.
 
 The files of this folder, in an order for reading: errors, files, command_line, answers; clock,
 metrics, needs, results; settings, rundir, stopping, report; ranks. They import nothing of the

@@ -32,14 +32,14 @@ OF_USER = "purpose persona scene task dialogue code".split()
 PLACEHOLDERS = {
     "emotion": {*OF_USER, "emotion"},
     "reply": {*OF_USER, "level", "planning"},
-    "person": {"story", "line", "earlier", "reply"},  # this prompt and the next are a Reader's
+    "person": {"story", "line", "earlier", "reply"},  # this prompt and the next are a reader's
     "need": {"task"},
 }
 
 
 def load_prompt(name, lang="en", folder=""):
     """The text of a prompt file. It must hold exactly the placeholders in PLACEHOLDERS[name],
-    written as {{name}}, or no placeholder if `name` is not listed there. Raises BadInput."""
+    written as {{name}}, or no placeholder if `name` is not listed there."""
     path = PROMPTS / lang / folder / f"{name}.txt"
     text = read_text(path)
     placeholders = PLACEHOLDERS.get(name, set())
@@ -76,7 +76,7 @@ def read_answer(text, schema, code=None):
     """The object in a model's answer, {key: value} with the keys of `schema` (its kinds: see the
     top of this file). The text under "response", or else under the last key, must not be blank, and
     only keys of the schema may stand behind it. code: the code of the prompt, or None for an answer
-    in a log, which had the right code. Raises Unreadable.
+    in a log, which had the right code.
 
     The whole answer must be this one object. Only a thought that ends in </think> may stand before
     it, and a fence around it. So words of the policy that a model quotes correctly stay inside a
@@ -85,7 +85,7 @@ def read_answer(text, schema, code=None):
         fine","code":"....","change":10}
 
     without escaping it, and so end the object early, but the policy has never seen the code.
-    (docs/hacking.md says what such a reply can still do.)"""
+    (docs/hacking.md says what such a reply can still do.) Raises Unreadable."""
     text = text.removeprefix("\ufeff").strip()  # some servers put a byte order mark first
     starts = [0]
     if not text.startswith(("{", "```")):
@@ -125,16 +125,16 @@ def read_answer(text, schema, code=None):
 
 
 def without_twins(pairs):
-    """The dict of a JSON object's pairs. Raises Unreadable if a key occurs twice, because the model
-    may have meant either value."""
+    """The dict of a JSON object's pairs. If a key occurs twice, the model may have meant either
+    value. Raises Unreadable then."""
     if len(dict(pairs)) < len(pairs):
         raise Unreadable("a key stands there twice")
     return dict(pairs)
 
 
 def as_kind(value, kind, where):
-    """A value of an answer, checked to be of a schema's kind. Raises Unreadable. where: its name,
-    for the message. Keys that a schema does not have are left out."""
+    """A value of an answer, checked to be of a schema's kind. where: its name, for the message.
+    Keys that a schema does not have are left out. Raises Unreadable."""
     if isinstance(kind, dict):
         if not isinstance(value, dict) or [key for key in value if key in kind] != list(kind):
             raise Unreadable(f"{where} has not the keys {', '.join(kind)} in this order")
@@ -156,17 +156,17 @@ def code_of(template, values, attempt=0):
     All prompts of a dialogue begin alike, so that servers can keep what they computed for a
     beginning. The code stands in the first line: a server that silently drops the beginning of a
     long prompt drops the code with the story. So nothing is hashed that changes from turn to turn,
-    and not the whole prompt, but its template, its person (all its values, if it has no person, as
-    a judge's) and the number of earlier attempts, by SHA-256. The same question always has the same
-    code, so that its logged answer can be read again.
+    and not the whole prompt, but its template, its profile (all its values, if it has no profile,
+    as a judge's) and the number of earlier attempts, by SHA-256. The same question always has the
+    same code, so that its logged answer can be read again.
 
-    So the code is no secret of one prompt: it is the same for a person, template and attempt during
-    the whole training, one of 19**4 = 130,321. The policy never sees it, but it may guess. Four
-    letters that occur somewhere in a value are skipped: the policy could have guessed or heard
+    So the code is no secret of one prompt: it is the same for a profile, template and attempt
+    during the whole training, one of 19**4 = 130,321. The policy never sees it, but it may guess.
+    Four letters that occur somewhere in a value are skipped: the policy could have guessed or seen
     them."""
     words = json.dumps(values, ensure_ascii=False).casefold()
-    person = {name: values[name] for name in ("persona", "scene", "task") if name in values}
-    seed = json.dumps([template, person or values, attempt], ensure_ascii=False)
+    profile = {name: values[name] for name in ("persona", "scene", "task") if name in values}
+    seed = json.dumps([template, profile or values, attempt], ensure_ascii=False)
     # The first code is nearly always free. The bound ends the search in a text that was made to
     # hold every combination of four letters.
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""support/clock.py - how long a run waits for the model of its simulated users."""
+"""support/clock.py - how long a run waits for the user's model."""
 
 import time
 from collections import Counter
@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Clock:
-    """Measures how long the run only waits for the model of the simulated users."""
+    """Measures how long the run only waits for the user's model."""
 
-    # the seconds in which at least one call to their model was under way and the policy was
-    # sampling nothing
+    # the seconds in which at least one call to it was under way and the policy sampled nothing
     simulator: float = 0.0
     last_tick: float = field(default_factory=time.perf_counter)
     under_way: Counter = field(default_factory=Counter)  # of "calls" and of "samplers"

@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def read_checked(read, test, what, text):
-    """read(text), the value of a flag, if it passes `test`. Otherwise the error says in one line
+    """The value of a flag, read(text), if it passes `test`. Otherwise the error says in one line
     that `what` is needed."""
     try:
         value = read(text)
@@ -78,8 +78,8 @@ def read_checked(read, test, what, text):
 
 
 def refuse_nesting(in_main_thread=False):
-    """Raise BadInput in a running asyncio loop, because a program starts its own. in_main_thread:
-    also in any thread but the main one, which alone can handle signals."""
+    """Refuse to run inside an asyncio loop, because a program starts its own. in_main_thread: also
+    in any thread but the main one, which alone can handle signals."""
     inside = ""
     if in_main_thread and threading.current_thread() is not threading.main_thread():
         inside = "a thread"
@@ -100,14 +100,15 @@ emotion_value = partial(read_checked, int, lambda x: 0 <= x <= 100, "a whole num
 json_object = partial(read_checked, parse_json, lambda x: isinstance(x, dict), "a JSON object")
 
 
-# It is not empty, does not begin with a ~, and has no byte that is not UTF-8: Python reads such a
-# byte as half a surrogate pair.
+# A path that is not empty, does not begin with a ~, and has no byte that is not UTF-8: Python reads
+# such a byte as half a surrogate pair.
 USABLE_PATH = re.compile(r"(?!~)[^\ud800-\udfff]+")
 
 
 def path_or_name(text, change=os.path.expanduser):
-    """A path or a model's name, with the home directory in place of its ~. A shell does so only at
-    the beginning of a word, and not in --out=~/run or local:~/model. change: of the path.
+    """A path or a model's name, with the home directory in place of its ~. (A shell does so only at
+    the beginning of a word, and not in --out=~/run or local:~/model.) change: what is done to the
+    path.
 
     Bytes of a file name that are no UTF-8 are refused: they would end the program where the name is
     logged as JSON. What keeps its ~ has no such home; ./~x names a file ~x."""
@@ -123,7 +124,7 @@ def path_or_name(text, change=os.path.expanduser):
 # ------------------------------------------------------------------------------- names of models
 
 # The --simulator names of scripted users, and what the scripts are. They cost nothing, log no
-# calls, and can play only the people that were made for them.
+# calls, and can play only the profiles that were made for them.
 SCRIPTED = {
     "toy": "a script. It knows a small grammar and cannot judge comfort",
     "toy-weak": "a script. It counts words and is made to be hacked",
@@ -131,7 +132,7 @@ SCRIPTED = {
 
 
 def scripted_notice(simulator_name, reader=None):
-    """A sentence that says that this user is scripted, or "". reader: what hears in its place."""
+    """A sentence that says that this user is scripted, or "". reader: the name of its reader."""
     if simulator_name not in SCRIPTED:
         return ""
     if reader:
@@ -140,8 +141,8 @@ def scripted_notice(simulator_name, reader=None):
 
 
 def split_name(name):
-    """A --simulator value in its parts (kind, model, address): split at the first ":" and, for
-    openai, the last "@". Raises BadInput."""
+    """The parts (kind, model, address) of a --simulator value: it is split at the first ":" and,
+    for openai, the last "@"."""
     kind, _, rest = name.partition(":")
     if kind != "openai":
         return kind, rest, ""
@@ -156,7 +157,7 @@ def split_name(name):
 
 def from_anywhere(name):
     """A path, or a model's name. What exists becomes an absolute path: a run may be resumed, and its
-    config.json read, from another directory. The model of a user follows "local:"."""
+    config.json read, from another directory. (The path may stand behind "local:".)"""
     name = path_or_name(name)
     is_there = name not in SCRIPTED and os.path.exists(name.removeprefix("local:"))
     return path_or_name(name, os.path.abspath) if is_there else name

@@ -40,8 +40,8 @@ class SimulatorFailed(RunError):
 
 
 class UnreadableAnswers(SimulatorFailed):
-    """The simulator's model answers, but none of its answers can be read, or it refuses this
-    prompt. A policy can cause that by what it says, so such dialogues are counted separately."""
+    """The user's model answers, but none of its answers can be read, or it refuses this prompt. A
+    policy can cause that by what it says, so such dialogues are counted separately."""
 
 
 class PromptRefused(UnreadableAnswers):
@@ -61,8 +61,8 @@ MAX_LOST = 1 / 5
 
 
 class TooManyLost(RunError):
-    """The simulator failed in more than MAX_LOST of a batch, or at the check before the first one:
-    the run stops, to be resumed when the simulator works again."""
+    """The user's model failed in more than MAX_LOST of a batch, or at the check before the first
+    one: the run stops, to be resumed when the model works again."""
 
     exit_code = 75  # EX_TEMPFAIL
     on_all_ranks = True
@@ -94,9 +94,9 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def naming(model, others=()):
-    """A context that raises BadModel, with the name of a model in front, for each exception but
-    those of the classes `others`. transformers, safetensors, tokenizers and jinja have exceptions
-    of their own, and an unusual model may raise any kind; here all mean that it cannot be used."""
+    """A context that turns each exception into a BadModel with the name of a model in front, but
+    for the classes `others`. transformers, safetensors, tokenizers and jinja have exceptions of
+    their own, and an unusual model may raise any kind; here all mean that it cannot be used."""
     try:
         yield
     except others:
@@ -126,11 +126,9 @@ WITH_A_MESSAGE = (RunError, OSError, KeyboardInterrupt)
 
 
 def explain(error, out=None, rank=0, world=1, program="rlver.py"):
-    """The exit code and the message for the `error` that ended a program, one of WITH_A_MESSAGE.
-    out: the directory of rlver.py's run, or None before there is one; rank, world: this rank, and
-    the number of ranks.
-
-    Returns (exit code, message of this rank, "" if another rank prints it)."""
+    """The exit code and this rank's message for the `error` that ended a program, one of
+    WITH_A_MESSAGE; the message is "" if another rank prints it. out: the directory of rlver.py's
+    run, or None before there is one; rank, world: this rank, and the number of ranks."""
     name = f"{program} (rank {rank})" if world > 1 else program
     code, message = getattr(error, "exit_code", 2), f"{name}: {error}"
     # the password of an address

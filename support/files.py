@@ -25,9 +25,9 @@ def write_file(path, text):
 
 
 def write_whole(path, write):
-    """Write what write(scratch path) writes, a file or a directory, under another name and rename
-    it, into a directory that is there. A directory that cannot be written is removed, also at
-    Ctrl-C. Raises CannotWrite."""
+    """Write a file or a directory under another name, by write(other path), and rename it. Its
+    parent must be there. A directory that cannot be written is removed, also at Ctrl-C. Raises
+    CannotWrite."""
     scratch = path.with_name(f".{path.name}")
     try:
         write(scratch)
@@ -40,6 +40,7 @@ def write_whole(path, write):
 
 
 def write_json(path, value):
+    """Write a value to a JSON file, whole or not at all."""
     write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -68,8 +69,7 @@ def digest(*parts):
 
 
 def read_text(path):
-    """The text of a file, without a byte order mark. Raises BadInput if it is not UTF-8, OSError if
-    there is no such file."""
+    """The text of a file in UTF-8, without a byte order mark."""
     try:
         return Path(path).read_text("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -77,12 +77,13 @@ def read_text(path):
 
 
 def parse_json(text, **options):
-    """The value of a JSON text, as json.loads(text, **options). All JSON that comes in, from a file,
-    a server or a flag, is read here.
+    """The value of a JSON text. options: of json.loads. All JSON that comes in, from a file, a
+    server or a flag, is read here.
 
-    Every half of a surrogate pair in it becomes U+FFFD. JSON may hold such a half ("\\ud83d" is
-    half an emoji), also within a list or as a key, but UTF-8 and a tokenizer cannot: a run would
-    end where the text is logged, hashed or encoded. All other text stays as it is."""
+    JSON writes a character beyond U+FFFF, such as an emoji, as two escapes, a surrogate pair, and
+    may hold one half alone, also within a list or as a key. UTF-8 and a tokenizer cannot: a run
+    would end where the text is logged, hashed or encoded. So each lonely half becomes U+FFFD. All
+    other text stays as it is."""
     # Group 1 is what stays; a half matches without it. Three texts, and what becomes of them:
     #   \ud83d\ude00   both halves of a pair: group 1, stays
     #   \\ud83d        an escaped backslash is group 1, so the "ud83d" behind it is only text: stays
@@ -106,7 +107,7 @@ def read_json(path):
 def read_jsonl(path, containing=b""):
     """Yield the lines of a JSONL file as (number, row, problem): `row` is a JSON object, or None
     where `problem` says why the line has none. Empty lines are skipped. Lines without the bytes
-    `containing` are skipped unread (the empty bytes are in every line). Raises OSError.
+    `containing` are skipped unread (the empty bytes are in every line).
 
     Lines end at \\n alone: str.splitlines() would also cut at a U+2028 inside of a JSON string."""
     with open(path, "rb") as file:
@@ -131,8 +132,8 @@ def size_of(path):
 
 def lock(path):
     """Lock a file or a directory. Returns the lock, an open file descriptor; closing it releases
-    the lock. Raises BadInput if another process has it, and OSError for a file that cannot be
-    written. Where the file system has no locks, a warning is printed, and nothing is locked."""
+    the lock. Where the file system has no locks, a warning is printed, and nothing is locked.
+    Raises BadInput if another process has the lock, and OSError."""
     # A file is opened for reading and writing, because NFS locks no other; a directory cannot be, so
     # it is opened with 0, which is O_RDONLY.
     descriptor = os.open(path, 0 if os.path.isdir(path) else os.O_RDWR)
@@ -152,8 +153,8 @@ def lock(path):
 
 
 def refuse_overwriting(outputs, inputs):
-    """Raise BadInput if an output file is also an input or another output. outputs: {flag: path or
-    None}; inputs: paths."""
+    """Refuse an output file that is also an input or another output. outputs: {flag: path or None};
+    inputs: paths."""
     used = {Path(path).resolve() for path in inputs}
     for flag, path in outputs.items():
         if path is not None:

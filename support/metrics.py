@@ -64,16 +64,16 @@ def batch_metrics(episodes, needs, cfg, failed):
         # thoughts that were taken out of replies in direct mode
         "stray_thoughts": 0 if cfg.think else sum(bool(turn.thought) for turn in turns),
         **(lost_needs(episodes, needs, failed) if cfg.algo == "ppo" else zero_std_shares(episodes)),
-        # of the replies that the user heard
+        # of the replies that the user felt
         **signs([[t.reply for t in e.turns if t.emotion is not None] for e in episodes]),
     }
 
 
 def zero_std_shares(episodes):
-    """The shares of the groups without variance, whose dialogues all have the same reward:
-    "zero_std_groups", and "lost_groups", those of them at a reward below 0.2. GRPO's advantages are
-    0 there, and nothing is learned. (With deltas, dr-grpo and rloo may still learn there, because
-    turns may differ although the sums are equal.)"""
+    """The shares of the groups without variance, whose dialogues all have the same reward, in which
+    GRPO learns nothing: "zero_std_groups", and "lost_groups", the part of them at a reward below
+    0.2. (With deltas, dr-grpo and rloo may still learn there, because turns may differ although the
+    sums are equal.)"""
     rewards_of = {}  # group: the different rewards in it
     for episode in episodes:
         rewards_of.setdefault(episode.group, set()).add(episode.reward)
@@ -83,11 +83,11 @@ def zero_std_shares(episodes):
 
 
 def lost_needs(episodes, needs, failed):
-    """In the place of `zero_std_shares` for PPO, which compares no dialogues: "lost_groups" is the
+    """What PPO has for `zero_std_shares`, because it compares no dialogues: "lost_groups" is the
     share of the needs whose last 16 dialogues or more all had a reward below 0.2, None without a
     need. It is 0 where most dialogues of this step have one, because then no need is worse than
-    others. needs: of the people of groups 0, 1, 2, ...; "" if it has no name. failed: {need: how
-    many of its last dialogues had such a reward}, of the steps before; it is brought up to date.
+    others. needs: of groups 0, 1, 2, ...; "" if it has no name. failed: {need: how many of its last
+    dialogues had such a reward}, from the steps before; it is brought up to date.
 
     (A step of the paper has four dialogues of a need, which may all be low by chance.)"""
     for episode in episodes:
@@ -106,7 +106,7 @@ REWARD_TALK = re.compile(
     \b(
         rewards?\b
         | emotion[ ](?:score|value|level|point)s?
-        | Emotion-[SABCF]\b           # the levels of emotion in the simulator's prompts
+        | Emotion-[SABCF]\b           # the levels of emotion in the user's prompts
         | change["']?\s*:\s*[+-]?\d   # the key that decides the emotion in its answers
         | rate[ ](?:me|this)
         | \d+[ ]points

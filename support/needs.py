@@ -1,4 +1,4 @@
-"""support/needs.py - which of the eight needs (emotion.py) a person has, by the sentence that its
+"""support/needs.py - which of the eight needs (emotion.py) a profile has, by the sentence that its
 file has for it.
 """
 
@@ -6,7 +6,7 @@ import re
 
 from emotion import NEEDS, RATIONAL
 
-# {need: a regex for other sentences than those of NEEDS: SAGE's in Chinese, our older ones}.
+# {need: a regex for sentences that NEEDS does not have: SAGE's in Chinese, our older ones}.
 # "explain" is tried first: its released task is to analyse (分析) why the others (其他人物) acted
 # so, which has the words of "analyse", too.
 WORDS = {
@@ -36,12 +36,12 @@ def need_of(task, need=""):
 
 
 def named_need(profile):
-    """The name of this person's need, or "" if it is none of the eight."""
+    """The name of a profile's need, or "" if it is none of the eight."""
     name, _ = need_of(profile.task, profile.need)
     return name if name in NEEDS else ""
 
 
 def hidden_need(profile):
-    """The need of this person in words, to be printed after a dialogue."""
+    """The need of a profile in words, to be printed after a dialogue."""
     name, _ = need_of(profile.task, profile.need)
     return f"The hidden need ({name}), at which the user only hinted: {profile.task}"

@@ -33,7 +33,7 @@ def rank():
 
 
 def join_ranks(cuda):
-    """Join the processes that torchrun started, or be a world of one. Must be called before any
+    """Join the processes that torchrun started, or be a world of one. This must come before any
     model or engine is built: an engine that is built first takes its process for the only one, and
     later reductions silently do nothing. Raises BadInput if variables of torchrun are missing or
     wrong."""
@@ -107,8 +107,8 @@ def all_gather_list(things):
 
 
 def broadcast(function, *args):
-    """Call function(*args) on the first rank alone. Returns its result on every rank. If it raises
-    a RunError or an OSError, every rank raises it, because the others would wait for the result."""
+    """Call function(*args) on the first rank alone. Returns its result on every rank. Every rank
+    also raises its RunError or OSError, because the others would wait for the result."""
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:

@@ -58,7 +58,7 @@ def progress(metrics, rollout_seconds):
 
 
 def dialogue_text(title, episode, hidden_need):
-    """One dialogue, word for word, and then the need of its user."""
+    """One dialogue, word for word, and then the need of its user, as a text."""
     lines = [
         f"\n--- a dialogue {title}: {episode.profile_id}, ended by {episode.ended}, final emotion "
         f"{episode.emotion}",
@@ -219,8 +219,8 @@ MAX_USERS = 24  # whose dialogues are shown: three of each need, if the needs ta
 
 
 def sentences_of(analysis):
-    """The texts in a logged answer to f_emo, a JSON object, joined: without keys, code and numbers.
-    Any other text is returned as it is."""
+    """The texts of a logged answer to f_emo, a JSON object, joined: without keys, code and numbers.
+    What is no such object is returned as it is."""
     try:
         answer = dict(parse_json(analysis))
     except (TypeError, ValueError, RecursionError):
@@ -229,8 +229,8 @@ def sentences_of(analysis):
     return "\n".join(texts)
 
 
-def dialogues_of_run(out, people, last_step):
-    """What the page shows of the dialogues with held-out users. people: their profiles. A dialogue
+def dialogues_of_run(out, heldout, last_step):
+    """What the page shows of the dialogues with held-out users. heldout: their profiles. A dialogue
     is a line of dialogues.jsonl, to which are added "final" (the score), "player" (the persona),
     "intention" and "kind" (the need, see need_of). Returns a dict:
 
@@ -238,7 +238,7 @@ def dialogues_of_run(out, people, last_step):
              with one evaluation has no "after"
     users    a list of the same for each user that is shown, with one dialogue in place of a list
     tables   {"kind" or "intention": a list with the `scores_by` of each side}"""
-    profiles = {profile.id: profile for profile in people}
+    profiles = {profile.id: profile for profile in heldout}
     sides, users = {}, {}
     name_of = {last_step: "after", 0: "before"}  # one evaluation is "before"
     for row in held_out_dialogues(out):
@@ -260,9 +260,9 @@ def dialogues_of_run(out, people, last_step):
 # ----------------------------------------------------------------------------------------- the page
 
 
-def write_page(out, people):
-    """Write the picture and the page of the run in `out`. Returns the page's path; raises
-    BadInput."""
+def write_page(out, heldout):
+    """Write the picture and the page of the run in `out`. heldout: the profiles of its held-out
+    users. Returns the page's path. Raises BadInput."""
     from jinja2 import Template
 
     config = read_json(out / "config.json")
@@ -286,19 +286,19 @@ def write_page(out, people):
         evaluations=evaluations,
         sentences_of=sentences_of,
         **draw_curves(out, rows, evaluations),
-        **dialogues_of_run(out, people, evaluations[-1]["step"]),
+        **dialogues_of_run(out, heldout, evaluations[-1]["step"]),
     )
     page = out / "report.html"
     write_file(page, html)
     return page
 
 
-def draw(path, people):
-    """Write the report of the run in `path`, finished or not. people: the profiles of its held-out
+def draw(path, heldout):
+    """Write the report of the run in `path`, finished or not. heldout: the profiles of its held-out
     users. Returns the path of the page, or None: a report that fails prints a line on the terminal,
     and never ends a run."""
     try:
-        return write_page(Path(path), people)
+        return write_page(Path(path), heldout)
     except Exception as error:
         reason = error if isinstance(error, BadInput) else repr(error)
         tqdm.write(f"the report could not be written: {reason}", file=sys.stderr)

@@ -2,7 +2,7 @@
 with the settings of their evaluations; logs of dialogues, read. (evaluate.py scores and compares
 the results; SAGE's files are read by tools/sage.py.)
 
-A recorded dialogue has one of two forms, both of them dicts.
+A recorded dialogue has one form in files and one in memory, both of them dicts.
 
 A `line` is what stands in a result file: SAGE's keys, with what is ours under "rlver". A message of
 the assistant has the user's feeling at this reply; the next message is the user's answer:
@@ -49,8 +49,8 @@ KEPT = "player scene topic task need target character traits first_talk".split()
 
 
 def line_of_result(episode, user, settings, schema):
-    """An Episode (rollout.py) as a line of the result file. settings: of the evaluation; schema: of
-    the answers to f_emo."""
+    """The line of the result file for an Episode (rollout.py). settings: of the evaluation; schema:
+    of the answers to f_emo."""
     profile = user.profile
     history = [{"role": "user", "content": episode.first_line, "emotion-point": settings["start"]}]
     # The user has a thought for each line that its model made. The first line is one of these,
@@ -81,7 +81,7 @@ def line_of_result(episode, user, settings, schema):
 
 
 def message_of_user(turn, thought, schema):
-    """The user's answer in a turn, as a message of the history. thought: the one behind it."""
+    """The message of the history for the user's answer in a turn. thought: the one behind it."""
     analysis = analysis_in(turn.analysis, schema)
     return {
         "role": "user",
@@ -99,7 +99,7 @@ def message_of_user(turn, thought, schema):
 
 
 def parse_line(line):
-    """A line of a result file as a dialogue:
+    """The dialogue in a line of a result file:
 
         profile_id      the user's id
         final           the final emotion
@@ -118,7 +118,7 @@ def parse_line(line):
         ended           what ended the dialogue
         raw             the line itself
 
-    Raises LookupError, TypeError, AttributeError or ValueError if it is not a result."""
+    Raises LookupError, TypeError, AttributeError or ValueError if the line is not a result."""
     final, history, task = line["emo_point"], line["history"], line["task"]
     if "rlver" not in line:
         raise ValueError("evaluate.py did not write it; SAGE's files: python -m tools.sage")
@@ -153,9 +153,8 @@ def parse_line(line):
 
 
 def read_results(path, parse=parse_line):
-    """The dialogues in a result file of evaluate.py. parse: makes a dialogue of a line
-    (tools/sage.py has another one). Raises BadInput for a line that is not a result, and for a file
-    without results; OSError."""
+    """The dialogues in a result file. parse: makes a dialogue of a line (tools/sage.py has another
+    one). Raises BadInput for a line that is not a result, and for a file without results."""
     dialogues = {}
     for number, line, problem in read_jsonl(path):
         try:
@@ -208,8 +207,8 @@ POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context
 
 
 def differences(made_by, settings):
-    """How the settings `made_by` of a result differ from other `settings`, in words; "" if they do
-    not. A result of an earlier version passes where it lacks one of DIGESTS."""
+    """How the settings of a result, `made_by`, differ from other `settings`, in words; "" if they
+    do not. A result of an earlier version passes where it lacks one of DIGESTS."""
     made_by = {key: settings.get(key) for key in DIGESTS} | made_by
     return ", ".join(
         f"{DIGESTS.get(key, key)} {made_by.get(key)} there, {settings.get(key)} here"
@@ -239,8 +238,8 @@ def finished_users(path, settings):
 
 
 def refuse_mixed(dialogues, where):
-    """Raise BadInput unless all dialogues were made in the same conditions: who played the user,
-    by which prompts, and the rules of the benchmark. Other scores do not compare."""
+    """Refuse dialogues that were made in different conditions (what played the user, by which
+    prompts, the rules of the benchmark): their scores do not compare."""
     conditions = sorted({in_words(dialogue["made_by"], CONDITIONS) for dialogue in dialogues})
     if len(conditions) > 1:
         raise BadInput(
@@ -251,7 +250,7 @@ def refuse_mixed(dialogues, where):
 
 
 def refuse_other_prompts(dialogues, where):
-    """Raise BadInput if the prompts of the users were edited between some of the dialogues."""
+    """Refuse dialogues if the user's prompts were edited between some of them."""
     prompts = {dialogue["made_by"].get("user_prompts") for dialogue in dialogues}
     if len(prompts - {None}) > 1:
         raise BadInput(
@@ -261,8 +260,9 @@ def refuse_other_prompts(dialogues, where):
 
 def same_users(sides, where):
     """The ids of the users whom both lists of dialogues have, in the order of the first list. An id
-    may name another person in another file, so what both keep of a profile must be equal, too.
-    Raises BadInput if that leaves fewer than two, and if the users' prompts were edited in between."""
+    may be that of another profile in another file, so what both keep of it must be equal, too.
+    Raises BadInput if that leaves fewer than two, or if the user's prompts were edited in
+    between."""
     both = sum(sides, [])
     refuse_other_prompts(both, where)
     if not all(row["made_by"].get("user_prompts") for row in both):
@@ -270,16 +270,15 @@ def same_users(sides, where):
             f"{where}: some of these results do not say which prompts the user had (an earlier "
             "version wrote them, or SAGE); they are taken to be the same."
         )
-    people, others = ({row["profile_id"]: row["person"] for row in rows} for rows in sides)
-    common = [user for user in people if user in others]
-    same = [
-        user
-        for user in common
-        if all(people[user][key] == others[user][key] for key in people[user].keys() & others[user])
-    ]
-    if len(same) < len(common):
-        n = len(common) - len(same)
-        text = f"{where}: {n} of {len(common)} ids in both files name other people in each"
+    profiles, others = ({row["profile_id"]: row["person"] for row in rows} for rows in sides)
+    common = [user for user in profiles if user in others]
+    same = []
+    for user in common:
+        one, other = profiles[user], others[user]
+        if all(one[key] == other[key] for key in one.keys() & other):
+            same.append(user)
+    if n := len(common) - len(same):
+        text = f"{where}: {n} of {len(common)} ids in both files name other profiles in each"
         if len(same) < 2:
             raise BadInput(text)
         print_folded(f"warning: {text}; they are left out.")
@@ -287,7 +286,7 @@ def same_users(sides, where):
 
 
 def in_words(made_by, keys):
-    """The settings of a result under these keys, as far as it has them, in words."""
+    """A result's settings under these keys, as far as it has them, in words."""
     return ", ".join(f"{key} {made_by[key]}" for key in keys if made_by.get(key) is not None)
 
 
@@ -322,7 +321,7 @@ def what_scores_are(made_by):
 
 
 def analysis_in(text, schema):
-    """What a logged answer to f_emo says, {key of the schema: value}; of a reading only the texts
+    """What a logged answer to f_emo says, {key of the schema: value}. A reading has only the texts
     of two of the keys, and "" under the others. Raises Unreadable."""
     reading = reading_in(text)
     if not reading:
@@ -347,7 +346,7 @@ def reading_in(text):
 def recorded_dialogues(path, read=read_results):
     """The dialogues of a log (a run's dialogues.jsonl) or of a result file. A log has the final
     emotion as "reward", divided by 100, and may not say from which emotion a dialogue started: then
-    it was the training's. read: of a result file. Raises BadInput."""
+    it was the training's. read: what reads a result file."""
     with open(path, "rb") as file:
         is_result_file = b'"history"' in file.readline()
     if is_result_file:

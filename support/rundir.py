@@ -44,8 +44,8 @@ WARNINGS = {
     "chat_template": "what a chat template writes has changed, with the policy's prompt or today's "
     "date: from here on the prompts differ",
     "user_prompts": "the user's prompts have changed: from here on it is another user",
-    "people": "the files of --profiles have changed: other people are trained on. Those held out "
-    "stay as they were",
+    "people": "the files of --profiles have changed: others are trained on. Those held out stay as "
+    "they were",
 }
 LOGGED = ("profile_id", "group", "first_line", "turns", "ended", "reward")  # of an Episode
 
@@ -59,9 +59,9 @@ class RunDir:
     path, cfg      the directory; Settings
     runner         the asyncio.Runner in which all dialogues are held
     calls          the log of this rank's calls to the user's model
-    state          what a checkpoint keeps of the run (`restore`), from there on
-    saved_step     the step of the newest checkpoint, likewise
-    heldout        the profiles of the held-out users, likewise
+    state          what a checkpoint keeps of the run; it and the next two exist from `restore` on
+    saved_step     the step of the newest checkpoint
+    heldout        the profiles of the held-out users
     dropped        what the last `log_dropped` has counted
     rows           the lines of metrics, from `restore` on
     start_time     when the run would have begun without interruptions, from `restore` on
@@ -81,9 +81,9 @@ class RunDir:
     # ---- begin and end
 
     def take_lock(self):
-        """Lock the directory, if it is there, because two runs would undo each other's files. Remove
-        what a killed run has left there. The lock ends with the process, or with `close`. Raises
-        BadInput if another process has it."""
+        """Lock the directory, if it is there, because two runs would undo each other's files, and
+        remove what a killed run has left there. The lock ends with the process, or with `close`.
+        Raises BadInput if another process has it."""
         if self.held_lock is None and self.path.exists():
             self.held_lock = lock(self.path)
             for left in itertools.chain(*map(self.path.glob, SCRATCH)):
@@ -93,8 +93,7 @@ class RunDir:
                     left.unlink()
 
     def open(self):
-        """Read the logged calls. Returns the newest checkpoint, or None. Raises BadInput if the
-        checkpoint is not whole."""
+        """Read the logged calls. Returns the newest checkpoint, which must be whole, or None."""
         [newest] = checkpoints(self.path)[-1:] or [None]
         if newest:
             state_of(newest)
@@ -103,10 +102,10 @@ class RunDir:
         return newest
 
     def restore(self, checkpoint, heldout, digests):
-        """Read the state of the `checkpoint`, or make that of a new run; cut off what was logged
+        """Read the state of the `checkpoint`, or begin with a new one; cut off what was logged
         after it, because it will be done again; write config.json and heldout.json. The directory
-        is made on every rank. digests: of what decides a dialogue and stands in no setting (WARNINGS).
-        Raises BadInput."""
+        is made on every rank. digests: of what decides a dialogue and stands in no setting
+        (WARNINGS)."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -177,7 +176,7 @@ class RunDir:
             append_line(self.path / name, row)
 
     def log_dialogues(self, step, split, episodes):
-        """Every dialogue word for word, with all that led to each change of emotion."""
+        """Log every dialogue word for word, with all that led to each change of emotion."""
         for episode in episodes:
             row = {"step": step, "split": split, **{key: getattr(episode, key) for key in LOGGED}}
             row["turns"] = [vars(turn) for turn in episode.turns]
@@ -207,7 +206,7 @@ class RunDir:
 
     def log_dropped(self, kind, step, rows, n_dialogues, save):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
-        Keeps, as `dropped`, {"dropped": their number, "unreadable": how many of them had unreadable
+        Keep, as `dropped`, {"dropped": their number, "unreadable": how many of them had unreadable
         answers of the user, "tokens_dropped": the tokens that were sampled for them}. Raises
         TooManyLost if they are more than a fifth of `n_dialogues`, after save(), which writes a
         checkpoint."""
@@ -273,8 +272,7 @@ class RunDir:
         """Write and remove a trial checkpoint, and warn if the disk has no room for three of `size`
         bytes: two are kept while the next one is written. So a failure to save shows before
         anything is paid for. The directory is made and locked, if it is new: another run may have
-        begun there. write_trial: as write_models of `save`. Raises CannotWrite, or BadInput as
-        `take_lock`."""
+        begun there. write_trial: a function of a directory."""
         self.path.mkdir(parents=True, exist_ok=True)
         self.take_lock()
         trial = self.path / f".trial-{time.time_ns()}"  # what an earlier one left may be there
@@ -338,8 +336,7 @@ def metrics_of(out):
 
 
 def held_out_dialogues(out):
-    """The lines of a run's dialogues.jsonl with held-out users. Raises BadInput if it has none, and
-    OSError."""
+    """The lines of a run's dialogues.jsonl with held-out users. There must be some."""
     path = out / "dialogues.jsonl"
     # most lines are dialogues of training: `containing` skips them unread
     lines = read_jsonl(path, containing=b'"heldout"')

@@ -1,9 +1,9 @@
 """support/settings.py - the settings of a run, which are the flags of rlver.py.
 
-`Settings` is a dataclass: each field is a setting, with its default and the help text of its flag.
-Then come the defaults that differ between the toy and a real model, the command line, the checks of
-a new run, and the rules of resuming. Nothing here imports torch (except to see whether there is a
-GPU, and which) or a script.
+From top to bottom: the settings, each a field with its default and the help text of its flag; the
+defaults that differ between the toy and a real model; what refuses settings; the command line; the
+settings of a resumed run; a new run or an old one. Nothing here imports torch, except to see
+whether there is a GPU, and which.
 """
 
 from support.command_line import (
@@ -23,7 +23,6 @@ from support.files import read_json
 
 import argparse
 import importlib.util
-import re
 import time
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -35,7 +34,7 @@ from emotion import TRAINING
 
 
 def flag(default, text, read=None, **options):
-    """A setting with a flag.
+    """A setting, the field of a dataclass, with all that argparse needs for its flag.
 
     default: the value if the flag is not given. text: its help. read: makes a value of the flag's
     text and checks its bounds. options: more of argparse's."""
@@ -44,7 +43,7 @@ def flag(default, text, read=None, **options):
     return field(default=default, metadata={"help": text, **options})
 
 
-# None in the place of a default: TOY and REAL have one, or the help says what None means.
+# A default of None: TOY and REAL have another one, or the help says what None means.
 unset = partial(flag, None)
 model_name = partial(flag, read=from_anywhere, metavar="NAME")
 
@@ -75,8 +74,9 @@ class Settings:
     )
     reader: str = model_name(
         None,
-        "model that hears for the user, openai:MODEL@URL or local:DIR: feelings are read from its "
-        "log-probs (players/reader.py); not given: the user's model writes them, as in the paper",
+        "model that reads replies for the user, openai:MODEL@URL or local:DIR: feelings are read "
+        "from its log-probs (players/reader.py); not given: the user's model writes them, as in the "
+        "paper",
     )
     difficulty: str = flag(
         "vanilla",
@@ -229,82 +229,10 @@ REAL = {
     "eval_size": 100,
 }
 
-# --------------------------------------------------------------------------------- the command line
-
-# The groups of --help: {the first setting of a group: its title}, as in Settings' comments.
-GROUPS = {
-    "algo": "what to train, on whom",
-    "steps": "the run",
-    "batch_size": "rollout",
-    "simulator_concurrency": "the user's model",
-    "reward": "what is rewarded",
-    "lora_rank": "update",
-    "eval_size": "evaluation on held-out users",
-}
-EPILOG = """\
-A demonstration, offline, on a CPU:
-    python rlver.py --steps 10 --eval-size 32
-It prints a dialogue before training and one after it, and the mean final emotion
-of 32 held-out users: about 27 before and 45 to 60 after, by machine (standard error 4).
-This shows that the loop learns. Ten steps are too few to show how far it gets.
-
-The whole run of the toy, two to eight minutes on two cores:
-    python rlver.py --algo grpo --think
-
-Without --model, --simulator and --reader nothing is downloaded or asked.
-Where two defaults are given, the first is the toy's. recipes/ has commands for
-real models."""
-
-
-def make_parser():
-    """The flags of rlver.py. A flag that was not given is None, so that `resolve_settings` knows
-    where a default is wanted, and `resumed_settings` which settings change."""
-    parser = Parser(
-        prog="rlver.py",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="RLVER from scratch: train a language model with PPO or GRPO to comfort "
-        "a\nsimulated user, whose final emotion is the reward.",
-        epilog=EPILOG,
-    )
-    for setting in fields(Settings):
-        name, default, options = setting.name, setting.default, {**setting.metadata}
-        if name in GROUPS:
-            group = parser.add_argument_group(GROUPS[name])
-        if name in TOY:
-            default = re.sub("[{}']", "", f"{TOY[name]}; real model: {REAL[name]}")
-        if default is not None:
-            options["help"] += f" (default: {default})"
-        group.add_argument(f"--{name.replace('_', '-')}", default=None, **options)
-    add = parser.add_argument_group("where the files go").add_argument
-    add(
-        "--out",
-        metavar="DIR",
-        help="directory for all files of the run (default: runs/<time>-<algo>-<mode>)",
-    )
-    add(
-        "--resume",
-        metavar="DIR",
-        help="continue the run in DIR with its settings; only flags that change no result may be "
-        "given: --steps, the servers' addresses, and those about memory, saving and waiting",
-    )
-    return parser
-
-
-def add_settings(parser, texts):
-    """Add flags of rlver.py to the parser of another program, with the same types and choices, and
-    without a default. texts: {setting: help}."""
-    options_of = {setting.name: setting.metadata for setting in fields(Settings)}
-    for name, text in texts.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", **{**options_of[name], "help": text})
-
-
-# -------------------------------------------------------------------------- settings of a new run
-
 
 def resolve_settings(flags):
-    """Fill in the defaults, and check that the flags fit together.
-
-    flags: {name: value}, None where a flag was not given. Returns Settings; raises BadInput."""
+    """The Settings of a new run: the flags that were given, and defaults. flags: {name: value},
+    None where a flag was not given. Raises BadInput if they do not fit together."""
     explicit = {  # without the flags that are no settings
         name: value
         for name, value in flags.items()
@@ -322,9 +250,12 @@ def resolve_settings(flags):
     return cfg
 
 
+# -------------------------------------------------------- what refuses settings: it raises BadInput
+
+
 def check(cfg, explicit):
-    """Raise BadInput for settings that contradict each other, and for a flag among `explicit` that
-    has no effect in this run."""
+    """Refuse settings that contradict each other, and a flag among `explicit` that has no effect in
+    this run."""
     ppo = cfg.algo == "ppo"
     no_server = "openai:" not in f"{cfg.simulator} {cfg.reader}"
     # in it every ratio is 1, and the critic's values are the old ones: nothing is clipped
@@ -344,28 +275,36 @@ def check(cfg, explicit):
     }
     for name in explicit:
         if has_no_effect.get(name):
-            option = name.replace("_", "-")
-            raise BadInput(f"--{option} has no effect in this run; --help says what it needs")
-    if cfg.batch_size % cfg.group_size:
-        raise BadInput(
+            raise BadInput(f"{option(name)} has no effect in this run; --help says what it needs")
+    lack = cfg.engine == "vllm" and vllm_lacks()
+    contradictions = (
+        (
+            cfg.batch_size % cfg.group_size,
             f"--batch-size {cfg.batch_size} is not a multiple of --group-size {cfg.group_size}: "
-            "groups must be whole"
-        )
-    if cfg.minibatches > cfg.batch_size:
-        raise BadInput(
-            f"--minibatches {cfg.minibatches}: --batch-size {cfg.batch_size} has too few dialogues"
-        )
-    if not ppo and cfg.group_size == 1:
-        raise BadInput("--group-size 1: a group of one has no mean to learn from; take 2 or more")
-    if not ppo and cfg.kl_coef and cfg.kl_estimator == "k1":
-        raise BadInput("--kl-estimator k1 goes into a per-token reward, which GRPO does not have")
-    if cfg.reward == "delta" and cfg.gamma < 1:
-        raise BadInput(
+            "groups must be whole",
+        ),
+        (
+            cfg.minibatches > cfg.batch_size,
+            f"--minibatches {cfg.minibatches}: --batch-size {cfg.batch_size} has too few dialogues",
+        ),
+        (
+            not ppo and cfg.group_size == 1,
+            "--group-size 1: a group of one has no mean to learn from; take 2 or more",
+        ),
+        (
+            not ppo and cfg.kl_coef and cfg.kl_estimator == "k1",
+            "--kl-estimator k1 goes into a per-token reward, which GRPO does not have",
+        ),
+        (
+            cfg.reward == "delta" and cfg.gamma < 1,
             f"--gamma {cfg.gamma}: with --reward delta it must be 1, or the deltas no longer add "
-            "up to how far the emotion came"
-        )
-    if cfg.engine == "vllm" and (lack := vllm_lacks()):
-        raise BadInput(f"--engine vllm: {lack}")
+            "up to how far the emotion came",
+        ),
+        (lack, f"--engine vllm: {lack}"),
+    )
+    for is_wrong, sentence in contradictions:
+        if is_wrong:
+            raise BadInput(sentence)
 
 
 def vllm_lacks():
@@ -401,6 +340,87 @@ def usual_engine(is_toy):
     return "vllm" if torch.cuda.is_available() else "torch"
 
 
+# --------------------------------------------------------------------------------- the command line
+
+# The groups of --help: {the first setting of a group: its title}, as in Settings' comments.
+GROUPS = {
+    "algo": "what to train, on whom",
+    "steps": "the run",
+    "batch_size": "rollout",
+    "simulator_concurrency": "the user's model",
+    "reward": "what is rewarded",
+    "lora_rank": "update",
+    "eval_size": "evaluation on held-out users",
+}
+EPILOG = """\
+A demonstration, offline, on a CPU:
+    python rlver.py --steps 10 --eval-size 32
+It prints a dialogue before training and one after it, and the mean final emotion
+of 32 held-out users: about 27 before and 45 to 60 after, by machine (standard error 4).
+This shows that the loop learns. Ten steps are too few to show how far it gets.
+
+The whole run of the toy, two to eight minutes on two cores:
+    python rlver.py --algo grpo --think
+
+Without --model, --simulator and --reader nothing is downloaded or asked.
+Where two defaults are given, the first is the toy's. recipes/ has commands for
+real models."""
+
+
+def option(name):
+    """The flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def in_words(default):
+    """A default of TOY or REAL for --help: "64", or "think: 28, direct: 36" of one with cases."""
+    if not isinstance(default, dict):
+        return str(default)
+    return ", ".join(f"{case}: {value}" for case, value in default.items())
+
+
+def make_parser():
+    """The flags of rlver.py. A flag that was not given is None, so that `resolve_settings` knows
+    where a default is wanted, and `resumed_settings` which settings change."""
+    parser = Parser(
+        prog="rlver.py",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="RLVER from scratch: train a language model with PPO or GRPO to comfort "
+        "a\nsimulated user, whose final emotion is the reward.",
+        epilog=EPILOG,
+    )
+    for setting in fields(Settings):
+        name, default, options = setting.name, setting.default, {**setting.metadata}
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
+        if name in TOY:
+            default = f"{in_words(TOY[name])}; real model: {in_words(REAL[name])}"
+        if default is not None:
+            options["help"] += f" (default: {default})"
+        group.add_argument(option(name), default=None, **options)
+    add = parser.add_argument_group("where the files go").add_argument
+    add(
+        "--out",
+        metavar="DIR",
+        help="directory for all files of the run (default: runs/<time>-<algo>-<mode>)",
+    )
+    add(
+        "--resume",
+        metavar="DIR",
+        help="continue the run in DIR with its settings; only flags that change no result may be "
+        "given: --steps, the servers' addresses, and those about memory, saving and waiting",
+    )
+    return parser
+
+
+def add_settings(parser, texts):
+    """Add flags of rlver.py to the parser of another program, with the same types and choices, and
+    without a default. texts: {setting: help}."""
+    options_of = {setting.name: setting.metadata for setting in fields(Settings)}
+    for name, text in texts.items():
+        parser.add_argument(option(name), **{**options_of[name], "help": text})
+
+
 # ---------------------------------------------------------------------- settings of a resumed run
 
 # A resumed run has the settings of its config.json. A flag may change the address of a server, and
@@ -417,11 +437,9 @@ RESUMABLE = (
 
 
 def resumed_settings(config, flags):
-    """The settings of a resumed run: those of its config.json, `config`, with the changes that
-    `flags` asks for ({name: value}, None where a flag was not given).
-
-    Raises BadInput if `config` does not have the fields of this version, and for a flag that may
-    not change."""
+    """The Settings of a resumed run: its config.json, `config`, with the changes that `flags` asks
+    for ({name: value}, None where a flag was not given). Raises BadInput if `config` does not have
+    the fields of this version, and for a flag that may not change."""
     if config.keys() != vars(Settings()).keys():
         raise BadInput(
             f"--resume {flags['resume']}: there is no run here (config.json is missing, "
@@ -436,10 +454,9 @@ def resumed_settings(config, flags):
     for name, value in changes.items():
         is_model = name in ("simulator", "reader") and config[name]
         same_model = is_model and split_name(value)[:2] == split_name(config[name])[:2]
-        option = "--" + name.replace("_", "-")
-        if option not in RESUMABLE and not same_model:
+        if option(name) not in RESUMABLE and not same_model:
             raise BadInput(
-                f"{option} cannot change in a resumed run (it has {config[name]!r}); only "
+                f"{option(name)} cannot change in a resumed run (it has {config[name]!r}); only "
                 f"{', '.join(RESUMABLE)} and the servers' addresses can"
             )
     cfg = Settings(**(config | changes))
@@ -451,12 +468,14 @@ def resumed_settings(config, flags):
 
 
 def open_run(flags):
-    """Decide between a new run and a resumed one. flags: {name: value}, None where a flag was not
-    given. Writes nothing; raises BadInput. Returns
+    """Decide between a new run and a resumed one, and write nothing. flags: {name: value}, None
+    where a flag was not given. Returns
 
     settings   Settings
     directory  Path; of a new run it may not exist yet
-    finished   whether all steps are done and evaluated, so that there is nothing to resume"""
+    finished   whether all steps are done and evaluated, so that there is nothing to resume
+
+    Raises BadInput."""
     if flags["resume"] is not None:
         out = Path(flags["resume"])
         settings = resumed_settings(read_json(out / "config.json"), flags)

@@ -7,7 +7,7 @@ from models.loading import load_model, stop_ids
 from models.lora import AdapterView, SharedBase, merge
 from models.vllm_engine import VllmEngine
 from players import policies
-from players.check import example
+from players.check import user_of_check
 from players.local import LocalReader
 from players.reader import Reader, known_replies
 from players.server import ServerModel
@@ -313,7 +313,7 @@ def test_a_small_model_keeps_the_form_and_is_unfit(smollm2_server, tmp_path, mon
 
     monkeypatch.setattr(ServerModel, "chat", short_chat)
     model = ServerModel("smollm2", smollm2_server)
-    user = example(simulator_of(model))
+    user = user_of_check(simulator_of(model))
     template, values = user.simulator.prompts["reply"], user.values()
     prompt = fill(template, {**values, "code": code_of(template, values)})
     answer = asyncio.run(model(prompt, REPLY_SCHEMA))

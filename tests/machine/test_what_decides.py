@@ -80,12 +80,12 @@ def test_an_id_is_no_person(key, tmp_path, capfd):
         ):
             if n_others == 8:
                 told = refuse(capfd, *flags, main=program)
-                assert "8 of 8 ids in both files name other people in each" in told
+                assert "8 of 8 ids in both files name other profiles in each" in told
             elif n_others == 0:
                 silent(capfd, 0, program, *flags)
             else:
                 said = " ".join(output_of(capfd, 0, program, *flags).split())
-                assert "2 of 8 ids in both files name other people in each; they are left" in said
+                assert "2 of 8 ids in both files name other profiles in each; they are left" in said
                 assert program is not evaluate.main or "n = 6)" in said
         if n_others < 8:
             assert len(read_json(f"{sheet}.key.json")["pairs"]) == 8 - n_others

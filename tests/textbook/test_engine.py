@@ -74,6 +74,14 @@ def test_single_requests_share_slots(tiny_model, chat):
     assert engine.cache.keys[0].shape[0] == 1 and not engine.ids_in_slot
 
 
+def test_the_slot_of_the_longest_silence_changes_hands(tiny_model, chat):
+    """Its dialogue is the least likely to go on. The row of one that has just spoken is kept."""
+    engine = TorchEngine(tiny_model, chat.stop_ids, max_slots=2)
+    for key in "abac":
+        asyncio.run(engine.generate(chat.first_prompt("Well?"), 3, np.random.default_rng(0), key))
+    assert [*engine.key_of_slot.values()] == ["a", "c"]
+
+
 # -------------------------------------------------------------------------------------- new weights
 
 

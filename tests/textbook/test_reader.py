@@ -288,7 +288,7 @@ def test_what_a_server_lists_is_looked_at(pairs, odds):
 def test_a_damaged_answer_in_the_log_is_no_number(text):
     """It was a traceback, or moved the emotion."""
     hearing, prompts = Reader(Told("yes", 0.4)), questions_of(known_replies("test")[0])
-    whole = json.loads(asyncio.run(hearing.caller.ask_model(prompts, YES_NO)))
+    whole = json.loads(asyncio.run(hearing.caller.ask_model(prompts)))
     answers = json.dumps(whole).replace(str(whole[0][0]), text, 1), json.dumps(whole[1:])
     for answer in answers:
         hearing.caller.log.answers[digest(hearing.caller.name, prompts)] = answer
@@ -435,7 +435,7 @@ def test_a_reader_hears_vanilla_users_only(program, taught, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     flags = ["--reader", f"local:{taught}", "--difficulty", "challenging"]
     assert program(flags) == 2
-    assert "--reader hears vanilla users" in capfd.readouterr().err
+    assert "--reader reads for vanilla users" in capfd.readouterr().err
 
 
 def test_a_chinese_reader_is_asked_for_chinese_words(taught, tmp_path, monkeypatch, capfd):

@@ -2,7 +2,7 @@
 refused, the clock. (How it asks: test_reading.py.)"""
 
 from players.calls import CUT, MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, Answer, Caller, CallLog
-from players.check import CHECK_REPLIES, check, example
+from players.check import CHECK_REPLIES, check, user_of_check
 from players.local import LocalModel, load_local
 from support import clock
 from support.answers import PROMPTS
@@ -57,21 +57,21 @@ def test_the_check_brings_its_own_person(lang, tmp_path, monkeypatch):
     """The kind reply is about this person's trouble. Who sorted the file of people, or wrote another
     one into its first line, had a check of something else."""
     simulator = simulator_of(None, lang)
-    person = example(simulator).values()
+    person = user_of_check(simulator).values()
     place = shutil.copytree(PROMPTS, tmp_path / "prompts")
     path = place / "profiles" / f"{lang}_train.jsonl"
     path.write_text("\n".join(path.read_text("utf-8").splitlines()[::-1]), "utf-8")
     monkeypatch.setattr("players.check.PROMPTS", place)
-    assert example(simulator).values() == person
+    assert user_of_check(simulator).values() == person
 
 
 @pytest.mark.parametrize(
     "changes, temperature, doubt",
     [
         ((6, -8, 6), 0, None),
-        ((4, 4, 4), 0, "kind reply moves its person by +4, a cruel one by +4."),
-        ((-3, 2, -3), 0, "kind reply moves its person by -3, a cruel one by +2."),
-        ((6, -8, 5), 0, "the same reply moves its person by +6 and by +5."),
+        ((4, 4, 4), 0, "kind reply moves its user by +4, a cruel one by +4."),
+        ((-3, 2, -3), 0, "kind reply moves its user by -3, a cruel one by +2."),
+        ((6, -8, 5), 0, "the same reply moves its user by +6 and by +5."),
         ((6, -8, 5), 1, None),  # a sample
         ((6, None, 6), 0, "3 answers could not be read: not one JSON object"),
     ],

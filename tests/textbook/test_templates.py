@@ -98,6 +98,7 @@ def test_any_of_the_models_stop_ids_ends_a_reply(think, tmp_path, tiny_tokenizer
         ("for m in messages", "for m in messages[-2:]", "does not show every message"),
         ("assistant\n{%", "assistant\nWell, {%", "one opening"),
         ("<|im_", "<|said_", "could not learn to stop"),
+        ("<|im_end|>", "{{ ' Bye.' if m.role != 'user' }}<|im_end|>", "could not learn to stop"),
         (  # a template may look at its neighbours; here a user is thanked from the second turn on
             "m.content",
             "('Thanks! ' if m.content == 'It was last Monday.' else '') + m.content",
