@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 from emotion import BENCHMARK
-from people import held_out_of_run, load_profiles, toy_profiles
+from people import heldout_of_run, load_profiles, toy_profiles
 from rollout import Agent, read_reply
 from toy import world
 
@@ -277,7 +277,7 @@ def choose_users(args, source, chosen):
         return users, False
     # a run without --profiles was trained with the toy's other users
     paths = source.run.get("profiles")
-    users = held_out_of_run(source.home, source.run) if paths else toy_profiles("heldout", 128)
+    users = heldout_of_run(source.home, source.run) if paths else toy_profiles("heldout", 128)
     check_playable(chosen.simulator, users, unnamed=not paths)
     return users, bool(source.run)
 

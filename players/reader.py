@@ -96,7 +96,7 @@ class ReadUser(User):
     async def feel(self, reply: str) -> tuple[str, int]:
         """f_emo, read. Returns as User.feel; the text is JSON, with the log-odds. Raises
         SimulatorFailed."""
-        self.listen(reply)
+        self.add("friend", reply)
         reader = self.simulator.reader
         reading = await reader.hear(reader.questions(self.profile, self.dialogue))
         self.emotion = move_emotion(self.emotion, reading["change"])

@@ -33,7 +33,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from people import kept_heldout, profiles_of_step, users_of_run
+from people import heldout_as_begun, profiles_of_run, profiles_of_step
 from ppo import log_probs_of, place_rewards
 from rlver import log_of_calls, make_agent, one_step, rollout_of, start_of
 from tools.replay import heard_by_all, one_of_each_need
@@ -73,8 +73,8 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     difference from the run's log, and its groups, {number: [(Episode, {name: [N] tensor}, see
     `seen_tokens`)]}. Raises BadInput, or TooManyLost if more than a fifth of the dialogues need a
     question."""
-    users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
-    heldout = kept_heldout(out, heldout)
+    users, heldout = profiles_of_run(cfg.profiles, cfg.eval_size)
+    heldout = heldout_as_begun(out, heldout)
     evaluated = held_out_dialogues(out)
     calls = log_of_calls(cfg, out, "lens-calls") if ask else CallLog()
     for path in out.glob("*calls*.jsonl"):
