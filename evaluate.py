@@ -75,17 +75,16 @@ def run_benchmark(args):
             "again to fill it in",
             file=sys.stderr,
         )
-    total = len(profiles)
-    if len(drops) == total:
-        raise TooManyLost(f"{path}: all {total} dialogues are lost")
+    if len(drops) == len(profiles):
+        raise TooManyLost(f"{path}: all {len(profiles)} dialogues are lost")
     ids = {profile.id for profile in profiles}
     result = score(path, args.anyway, ids, len(drops))
     print_score(result)
     print(f"results: {path}")
     write_tables(args, result)
     # If more than a fifth is missing, the score cannot be trusted, and the exit code is an error.
-    if len(drops) > MAX_LOST * total:
-        raise TooManyLost(f"{len(drops)} of {total} dialogues are lost, and not in the score")
+    if len(drops) > MAX_LOST * len(ids):
+        raise TooManyLost(f"{len(drops)} of {len(ids)} dialogues are lost, and not in the score")
     return ids
 
 
