@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from evaluate import sign_flips
-from tools.dialogues import show_table, tool_parser, write_outputs
 from tools.intervals import interval
+from tools.tables import show_table, tool_parser, write_outputs
 
 
 def mcnemar(b, c):

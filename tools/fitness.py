@@ -46,8 +46,8 @@ from tqdm.asyncio import tqdm
 
 from emotion import emotion_level
 from tools.asking import open_call_log
-from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
 from tools.intervals import auc, interval
+from tools.tables import mean, parts_by, show_table, tool_parser, write_outputs
 
 # The kinds of replies that should lift a person, and those that should not. The other kinds may do
 # either: a reply that is told again, advice that nobody needs, words to the model.

@@ -32,22 +32,18 @@ from operator import itemgetter
 import numpy as np
 
 from simulator import EMOTION_SCHEMA
-from tools.asking import add_judge_flags, ask, source_of
-from tools.dialogues import (
+from tools.asking import add_judge_flags, ask, dialogue_slots, make_cases, need_judge, source_of
+from tools.dialogues import common_users, load_dialogues
+from tools.intervals import interval, pearson
+from tools.tables import (
     check_files,
     check_picture,
-    common_users,
-    dialogue_slots,
-    load_dialogues,
-    make_cases,
     mean,
-    need_judge,
     parts_by,
     show_table,
     tool_parser,
     write_outputs,
 )
-from tools.intervals import interval, pearson
 
 # ---------------------------------------------------------------------------------------- questions
 

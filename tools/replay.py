@@ -35,18 +35,9 @@ import numpy as np
 from tqdm.asyncio import tqdm
 
 from emotion import TRAINING
-from tools.asking import ask, open_call_log, source_of
-from tools.dialogues import (
-    check_files,
-    load_dialogues,
-    make_cases,
-    mean,
-    need_judge,
-    reply_slots,
-    show_table,
-    tool_parser,
-    write_outputs,
-)
+from tools.asking import ask, make_cases, need_judge, open_call_log, reply_slots, source_of
+from tools.dialogues import load_dialogues
+from tools.tables import check_files, mean, show_table, tool_parser, write_outputs
 
 READING = (
     "lift: % of the replies that lift the emotion. Against the line above: % of the same emotions, "

@@ -28,18 +28,22 @@ from itertools import pairwise
 from operator import itemgetter
 
 from emotion import FAILURE_BELOW, SUCCESS
-from tools.asking import add_judge_flags, ask, source_of
-from tools.dialogues import (
+from tools.asking import (
+    add_judge_flags,
+    ask,
+    dialogue_slots,
+    make_cases,
+    need_judge,
+    reply_slots,
+    source_of,
+)
+from tools.dialogues import load_dialogues
+from tools.tables import (
     cell,
     check_files,
     check_picture,
-    dialogue_slots,
-    load_dialogues,
-    make_cases,
     mean,
-    need_judge,
     parts_by,
-    reply_slots,
     show_table,
     tool_parser,
     write_outputs,
@@ -86,7 +90,7 @@ RLVER_GROUPS = {
 # Of a judge's answer about a reply: its strategies, in the order of its paragraphs.
 SCHEMA = {"thoughts": str, "code": str, "strategies": [tuple(NAMES)]}
 
-# --------------------------------------------------------------------------- how much is repeated
+# ----------------------------------------------------------------------------- how much is repeated
 
 
 def similarity(a, b):
@@ -125,7 +129,7 @@ def ssrr(sequences):
     return sum(means) / len(means) if means else None
 
 
-# --------------------------------------------------------------------------------------- together
+# ----------------------------------------------------------------------------------------- together
 # A tagged dialogue is a list of its replies, each [codes, change of the emotion]. The codes are
 # None if the judge's answer could not be read, and the change is None if the reply got no emotion.
 
@@ -162,7 +166,7 @@ def usage_of(codes, dialogues):
     }
 
 
-# ------------------------------------------------------------------------------ reading the files
+# -------------------------------------------------------------------------------- reading the files
 
 READING = (
     "SSRR: repetition of strategies (0 to 1). uses: replies per dialogue; gain: mean change of the "

@@ -224,7 +224,7 @@ def test_two_files_that_share_users_are_refused(tmp_path):
     """One file twice, too: training users would be held out."""
     a, b, c = (str(profiles(tmp_path / f"{first}.jsonl", 4, first)) for first in (0, 3, 4))
     for names in ([a, b], [a, a]):
-        with pytest.raises(BadInput, match="different people"):
+        with pytest.raises(BadInput, match="others than those to train"):
             profiles_of_run(names, 4)
     assert list(map(len, profiles_of_run([a, c], 2))) == [4, 2]
 
