@@ -144,8 +144,8 @@ def score(path, anyway=False, ids=None, lost=0):
 
 
 def tables_of(rows, path, lost=0):
-    """The tables of these dialogues, as `read_results` returns them from the file `path`. lost: how
-    many dialogues are missing in them."""
+    """The tables of these dialogues (`read_results`) of the file `path`, of which `lost` others are
+    missing."""
     made_by = [row["made_by"] for row in rows]
     turns = [turn for row in rows for turn in row["turns"]]
     changes = [turn["change"] for turn in turns if turn["change"] is not None]
@@ -173,7 +173,7 @@ def of_each(texts):
 
 
 def print_score(result):
-    """Print the tables of one file, as `score` returns them."""
+    """Print the tables of one file. result: from `score`."""
     print(f"\n{result['file']}:")
     table = {"all": result}
     for part, values in result["by"].items():
@@ -263,7 +263,7 @@ def verdict(difference, low, high, p, n):
 
 
 def print_comparison(result):
-    """Print a comparison, as `compare` returns it."""
+    """Print a comparison. result: from `compare`."""
     low, high = result["interval"]
     print_folded(
         f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "

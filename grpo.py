@@ -58,8 +58,8 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
 
 
 def check_groups(episodes):
-    """Raise SelfCheckFailed unless all dialogues of a group have the same user and the same first
-    line. Otherwise the mean of the group would mean nothing."""
+    """Check that all dialogues of a group have the same user and the same first line; otherwise the
+    mean of the group would mean nothing. Raises SelfCheckFailed."""
     first = {}  # {group: (profile_id, first_line)}
     for e in episodes:
         profile_id, first_line = first.setdefault(e.group, (e.profile_id, e.first_line))

@@ -56,7 +56,7 @@ def spread_over_tokens(numbers, turn):
 
 def place_rewards(reward, turn):
     """Put the reward of turn k on the last token that the policy sampled in it: [B, T], [B, L] ->
-    [B, L]. `turn`: as in `spread_over_tokens`.
+    [B, L]. turn: k at the tokens that the policy sampled in turn k, 0 elsewhere.
 
     RLVER gives one reward, in the last turn. It is not put on the dialogue's last token: that token
     may be the user's, and a reward on a masked token is lost.
@@ -239,8 +239,8 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
 
 
 def check_first_ratio(log_probs, old_log_probs, mask, limit):
-    """Raise SelfCheckFailed unless pi and pi_old agree before the first step: log(pi / pi_old)
-    within `limit` of 0 for each of the policy's tokens, and not NaN. All [B, L]."""
+    """Check that pi and pi_old agree before the first step: log(pi / pi_old) must be within `limit`
+    of 0 for each of the policy's tokens, and not NaN. All [B, L]. Raises SelfCheckFailed."""
     log_ratio = (log_probs - old_log_probs)[mask].detach()
     if not log_ratio.numel():  # the policy says nothing in this micro-batch
         return
@@ -254,8 +254,8 @@ def check_first_ratio(log_probs, old_log_probs, mask, limit):
 
 
 def check_gradients(norm, critic_norm):
-    """Raise SelfCheckFailed if a gradient is not finite. It must be called before each step: once a
-    weight is NaN, it stays NaN in all later checkpoints."""
+    """Check that the gradients are finite, before each step: once a weight is NaN, it stays NaN in
+    all later checkpoints. Raises SelfCheckFailed."""
     if not math.isfinite(norm) or not math.isfinite(critic_norm):
         raise SelfCheckFailed(
             f"the gradient is not finite (norm {norm}, the critic's {critic_norm}); "

@@ -129,6 +129,8 @@ def set_up(run):
     """Make what a run needs, and try what could fail later, before the first dialogue. Returns
     (Simulator, the profiles to train on, Models); run.heldout are the others from there on."""
     cfg, clock = run.cfg, Clock()
+
+    # The users, and what plays them.
     simulator = simulator_of_run(cfg, run.calls, clock)
     profiles, heldout = profiles_of_run(cfg.profiles, cfg.eval_size)
     check_playable(cfg.simulator, profiles + heldout, unnamed=not cfg.profiles)
@@ -138,15 +140,20 @@ def set_up(run):
     # Of such users only the story is new. The released files have some, too.
     if both := {profile.player for profile in profiles} & {profile.player for profile in heldout}:
         run.tell(f"warning: personas both trained on and held out: {len(both)}")
+
+    # The directory, and the newest checkpoint in it.
     ranks.broadcast(run.take_lock)
     checkpoint = run.open()
-    # Before the first dialogue: a wrong key or model shows at once.
+
+    # The first questions: a wrong key or model shows at once.
     if run.calls.path:  # else the user is a script, and no call is logged
         name = cfg.reader or split_name(cfg.simulator)[1]
-        run.tell(f"first some questions to {name}, the user's model")
+        run.tell(f"first some questions to {name}, the user's {'reader' if cfg.reader else 'model'}")
         # the first rank finds out what the server takes, and tells the others
         found = ranks.broadcast(lambda: run.runner.run(check(simulator)))
         learn(simulator, found)
+
+    # The policy, and all that trains it; then the state of the run.
     models = Models(cfg, start_of(cfg), checkpoint, run.start_file, clock, run.runner)
     ranks.broadcast(run.try_to_save, models.write_trial, models.checkpoint_bytes())
     run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": as_read})

@@ -120,7 +120,7 @@ class User:
     async def open(self):
         """Begin the talk: with the profile's own first line if it has one. Returns the line.
         (A user cannot leave with it, so goodbye is ignored.)"""
-        first_line = self.profile.first_talk.strip()  # as `answer` does
+        first_line = self.profile.first_talk.strip()  # stripped, as every line is
         if first_line:
             self.add("me", first_line)
         else:
@@ -184,9 +184,9 @@ class Simulator:
             key = self.caller.key(prompt, dialogue, attempt)
             logged = self.caller.logged(key)
             answer = logged or await self.caller.call(prompt, schema, key)
-            text = answer.text
+            wanted = code if "code" in schema else None
             try:
-                return text, read_answer(text, schema, code if "code" in schema else None)
+                return answer.text, read_answer(answer.text, schema, wanted)
             except Unreadable as error:
                 problem = answer.problem or error
             if not logged:

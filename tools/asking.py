@@ -48,12 +48,11 @@ MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of co
 
 
 def make_cases(paths, name, slots_of):
-    """The cases of the question `name` in some files, [(about, slots)]. Raises BadInput if one of
-    the files has no case.
+    """The cases of the question `name` in some files, [(about, slots)].
 
     slots_of(dialogue) -> [slots], one for each question about the dialogue: one question if it is
     about the whole, else one for each reply or line. The number of the question, from 0, is the
-    "part"."""
+    "part". Raises BadInput if one of the files has no case."""
     cases = []
     for path in paths:
         before = len(cases)

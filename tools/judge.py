@@ -123,7 +123,7 @@ def grades_schema(scales):
 def scales_of(low, high, reversed_items, scales, answer):
     """The scores of a questionnaire that a judge has filled in: {scale: the mean of its statements},
     and "overall", the mean of all statements. answer: with `grades_schema(scales)`; low, high and
-    reversed_items: those of `questionnaire`."""
+    reversed_items go to `questionnaire`."""
     scores = questionnaire(answer["grades"].values(), low, high, reversed_items)
     parts = np.split(scores, np.cumsum(list(scales.values())))
     means = {name: mean(part) for name, part in zip(scales, parts)}
