@@ -213,14 +213,14 @@ class Agent:
 
         The trunk is what later turns see. Do they see the tokens that were sampled?
 
-            yes, in direct mode mostly    first prompt, REPLY 1, next prompt, REPLY 2, ...
-            no, in think mode always      first prompt, visible 1, next prompt, visible 2, ...
-                                                  |                        |
-                                                  REPLY 1, a branch        REPLY 2, a branch
+            yes, in direct mode    first prompt, REPLY 1, next prompt, REPLY 2, ...
+            no, in think mode      first prompt, visible 1, next prompt, visible 2, ...
+                                               |                       |
+                                               REPLY 1, a branch       REPLY 2, a branch
 
-        REPLY is what was sampled, and trained; visible is its text without the thought, encoded
-        again. (The template may also have opened the reply, and of a malformed one later turns see
-        nothing: then it is a branch in direct mode, too.)
+        REPLY is what was sampled, and is trained; visible is its text without the thought, encoded
+        again. (In direct mode, too, it is a branch if the template opened it or a thought was cut
+        out of it. Of a malformed reply later turns see nothing.)
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
         opening = self.chat.opening  # of the template, for this reply alone; mostly none
