@@ -106,7 +106,7 @@ GRADES = tuple("FEDCBA")  # from strong disagreement to strong agreement
 
 def questionnaire(grades, low, high, reversed_items):
     """The scores of a questionnaire's statements, an array. A, strongly agree, is `high` and F
-    is `low`, in six even steps. For `reversed_items` (numbers from 0), on which a good friend gets
+    is `low`, in six even steps. For `reversed_items` (numbers from 0), on which a good policy gets
     an F, it is the other way round."""
     shares = np.array([GRADES.index(grade) / 5 for grade in grades])
     shares[reversed_items] = 1 - shares[reversed_items]
