@@ -147,8 +147,8 @@ def set_up(run):
 
     # The first questions: a wrong key or model shows at once.
     if run.calls.path:  # else the user is a script, and no call is logged
-        model = split_name(cfg.simulator)[1], "model"
-        name, what = (cfg.reader, "reader") if cfg.reader else model
+        name = cfg.reader or split_name(cfg.simulator)[1]
+        what = "reader" if cfg.reader else "model"
         run.tell(f"first some questions to {name}, the user's {what}")
         # the first rank finds out what the server takes, and tells the others
         found = ranks.broadcast(lambda: run.runner.run(check(simulator)))
