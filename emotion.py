@@ -65,7 +65,7 @@ BENCHMARK = Rules(start=40, floor=FAILURE_BELOW, max_turns=10, own_first_line=Tr
 
 # ------------------------------------------------------------------------------------------ the needs
 
-# The eight hidden needs (RLVER, Table 5; SAGE calls them intentions): what a person wants from a
+# The eight hidden needs (RLVER, Table 5; SAGE calls them intentions): what a user wants from a
 # talk, but does not say. A profile has the name of one in `need` and its sentence in `task`.
 # {need: {language: its sentence}}
 RATIONAL = {

@@ -11,9 +11,9 @@ The Sentient Benchmark starts at emotion 40, has up to 10 replies, and stops at 
 Scores can be compared only within one simulator: with another model behind the same users, SAGE saw
 the same dialogues shift by 20 points (SAGE appendix B).
 
-From top to bottom: the benchmark; where its results go; the scores of a file, and two files
-compared; what the flags ask for. players/policies.py loads the policy and its users,
-support/results.py has the lines of result files.
+Four commands, a section each, in this order: the benchmark (`run_benchmark`), --score, --compare,
+--before-after; then main. players/policies.py loads the policy and its users, support/results.py
+has the lines of result files.
 """
 
 from players.check import check
@@ -50,16 +50,51 @@ from emotion import BENCHMARK
 from rollout import SEEDS, rollout
 from simulator import EMOTION_SCHEMA
 
-# ----------------------------------------------------------------------------- the benchmark itself
+# ------------------------------------------------------------------------------------ the benchmark
 
 
-async def hold_benchmark(policy, simulator, users, settings, path, finished_ids):
-    """Hold the dialogues of all `users` except `finished_ids` at once; each is appended to the file
-    `path` when it ends. settings: all that decides the results; each line holds them. Returns the
-    rows of `rollout` for the dialogues that were dropped."""
-    # The number of a user counts the finished ones too, so a continued evaluation draws the random
-    # numbers that an uninterrupted one would have drawn.
-    todo = {n: user for n, user in enumerate(users) if user.id not in finished_ids}
+def run_benchmark(args):
+    """Hold the dialogues that the result file lacks, and print its tables. Returns the ids of the
+    users. Raises TooManyLost, in the end, if more than a fifth of the dialogues are missing."""
+    refuse_nesting()
+    policy, simulator, profiles, settings = load_both_sides(args, args.policy or newest_run())
+    path = Path(args.out or default_path(policy))
+    files.refuse_overwriting({"--json": args.json}, [path])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # a path that cannot be written must be refused before the first dialogue
+    path.touch()
+    lock = files.lock(path)  # so that no other process writes to it
+    try:
+        finished = finished_users(path, settings)
+        drops = asyncio.run(hold_benchmark(policy, simulator, profiles, settings, path, finished))
+    finally:
+        os.close(lock)
+    for row in drops:
+        print(
+            f"evaluate.py: {row['profile_id']} is missing: {row['reason']}; run the same command "
+            "again to fill it in",
+            file=sys.stderr,
+        )
+    if len(drops) == len(profiles):
+        raise TooManyLost(f"{path}: all {len(profiles)} dialogues are lost")
+    ids = {profile.id for profile in profiles}
+    result = score(path, args.anyway, ids, len(drops))
+    print_score(result)
+    print(f"results: {path}")
+    write_tables(args, result)
+    # If more than a fifth is missing, the score cannot be trusted, and the exit code is an error.
+    if len(drops) > MAX_LOST * len(ids):
+        raise TooManyLost(f"{len(drops)} of {len(ids)} dialogues are lost, and not in the score")
+    return ids
+
+
+async def hold_benchmark(policy, simulator, profiles, settings, path, finished):
+    """Hold a dialogue with each of `profiles` whose id is not in `finished`, all at once; each is
+    appended to the file `path` when it ends. settings: all that decides the results; each line
+    holds them. Returns the rows of `rollout` for the dialogues that were dropped."""
+    # The number of a profile counts the finished ones too, so a continued evaluation draws the
+    # random numbers that an uninterrupted one would have drawn.
+    todo = {n: one for n, one in enumerate(profiles) if one.id not in finished}
     if todo:
         await check(simulator)
     with tqdm(total=len(todo), desc="benchmark", unit="dialogue") as bar:
@@ -78,23 +113,29 @@ async def hold_benchmark(policy, simulator, users, settings, path, finished_ids)
     return drops
 
 
-# --------------------------------------------------------------------------------- where results go
-
-
 def default_path(policy):
-    """Where results of a LoadedPolicy go without --out: into the directory of its run (beside a
-    checkpoint that is somewhere else), else to results/, never into a model directory."""
+    """The result file without --out: in the directory of the policy's run (beside a checkpoint that
+    is somewhere else), else in results/, never in a model directory. policy: a LoadedPolicy."""
     if policy.home:
         return policy.home / "benchmark.jsonl"
     return Path("results") / (re.sub(r"\W+", "-", policy.label).strip("-") + ".jsonl")
 
 
-# ---------------------------------------------------------------------- the scores of a result file
+# ------------------------------------------------------------- --score: the tables of a result file
+
+
+def run_scores(args):
+    """Print the tables of the result files that --score names."""
+    results = [score(path, args.anyway) for path in args.score]
+    for result in results:
+        print_score(result)
+    # --json writes the tables of one file as an object, those of several as a list
+    write_tables(args, results[0] if len(results) == 1 else results)
 
 
 def score(path, anyway=False, ids=None, lost=0):
-    """Every table of one result file, as a dict. anyway: average different simulators, too. ids: of
-    the users that count (default: all in the file); lost: how many of them have no dialogue there.
+    """The tables of one result file, a dict. anyway: average different simulators, too. ids: of the
+    users that count (default: all in the file); lost: how many of them have no dialogue there.
     Raises BadInput for a file without a usable line, or with several simulators in it."""
     rows = [row for row in read_results(path) if ids is None or row["profile_id"] in ids]
     if not anyway:
@@ -103,7 +144,8 @@ def score(path, anyway=False, ids=None, lost=0):
 
 
 def tables_of(rows, path, lost=0):
-    """The tables of `score` for these rows of `read_results`."""
+    """The tables of these dialogues (`read_results`) of the file `path`, of which `lost` others are
+    missing."""
     made_by = [row["made_by"] for row in rows]
     turns = [turn for row in rows for turn in row["turns"]]
     changes = [turn["change"] for turn in turns if turn["change"] is not None]
@@ -131,7 +173,7 @@ def of_each(texts):
 
 
 def print_score(result):
-    """Print the tables of one file. result: of `score`."""
+    """Print the tables of one file. result: from `score`."""
     print(f"\n{result['file']}:")
     table = {"all": result}
     for part, values in result["by"].items():
@@ -149,12 +191,19 @@ def print_score(result):
     print_folded(f"by: {result['by_whom']}")
 
 
-# ------------------------------------------------------------------------ two result files compared
+# ---------------------------------------------------------------------- --compare: two result files
+
+
+def run_comparison(args, before, after, ids=None):
+    """Print how two result files differ. ids: see `compare`."""
+    result = compare(before, after, ids)
+    print_comparison(result)
+    write_tables(args, result)
 
 
 def compare(path_before, path_after, ids=None, draws=10_000):
     """Compare the results after with those before, paired on the users that both files hold, and
-    of these on `ids`, if any are given; every difference is after minus before.
+    of these on `ids`, if any are given; every difference is after minus before. Returns a dict.
 
     The interval is the 2.5 to 97.5 percentile of a bootstrap over users. p: sign flips of the
     users' differences, two-sided. Raises BadInput."""
@@ -214,7 +263,7 @@ def verdict(difference, low, high, p, n):
 
 
 def print_comparison(result):
-    """Print a comparison. result: of `compare`."""
+    """Print a comparison. result: from `compare`."""
     low, high = result["interval"]
     print_folded(
         f"before {result['score_a']:.1f}, after {result['score_b']:.1f}, after minus before "
@@ -227,41 +276,7 @@ def print_comparison(result):
     print_folded(f"after: {result['b_by']}")
 
 
-# --------------------------------------------------------------------------------------------- main
-
-
-def main(argv=None):
-    """Run what the flags say. Returns the exit code."""
-    return make_parser().run(run, argv)
-
-
-def run(args):
-    """The one thing that the flags ask for. Returns the exit code; raises RunError."""
-    refuse_useless_flags(args)
-    files.refuse_overwriting({"--json": args.json}, args.score or args.compare or [])
-    if args.before_after:
-        run_before_after(args)
-    elif args.compare:
-        run_comparison(args, *args.compare)
-    elif args.score:
-        run_scores(args)
-    else:
-        run_benchmark(args)
-    return 0
-
-
-def refuse_useless_flags(args):
-    """Raises BadInput for a flag that does nothing beside --before-after, --score or --compare."""
-    usual = vars(make_parser().parse_args([]))
-    useful = {
-        "before_after": {*usual} - {"step", "out"},
-        "score": {"score", "anyway", "json"},
-        "compare": {"compare", "json"},
-    }
-    given = {name for name, value in usual.items() if getattr(args, name) != value}
-    for what in useful.keys() & given:
-        for name in sorted(given - useful[what]):
-            raise BadInput(f"--{name} has no effect with --{what}; leave it out".replace("_", "-"))
+# -------------------------------------------------------------------- --before-after: both of a run
 
 
 def run_before_after(args):
@@ -281,64 +296,47 @@ def run_before_after(args):
     run_comparison(args, *map(str, paths), ids=ids)
 
 
-def run_benchmark(args):
-    """Hold the dialogues that the result file lacks, and print the tables. Returns the ids of the
-    users. Raises TooManyLost, in the end, if more than a fifth of the dialogues are missing."""
-    refuse_nesting()
-    policy, simulator, users, settings = load_both_sides(args, args.policy or newest_run())
-    path = Path(args.out or default_path(policy))
-    files.refuse_overwriting({"--json": args.json}, [path])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # a path that cannot be written must be refused before the first dialogue
-    path.touch()
-    lock = files.lock(path)  # so that no other process writes to it
-    try:
-        finished_ids = finished_users(path, settings)
-        drops = asyncio.run(hold_benchmark(policy, simulator, users, settings, path, finished_ids))
-    finally:
-        os.close(lock)
-    for row in drops:
-        print(
-            f"evaluate.py: {row['profile_id']} is missing: {row['reason']}; run the same command "
-            "again to fill it in",
-            file=sys.stderr,
-        )
-    if len(drops) == len(users):
-        raise TooManyLost(f"{path}: all {len(users)} dialogues are lost")
-    ids = {user.id for user in users}
-    result = score(path, args.anyway, ids, len(drops))
-    print_score(result)
-    print(f"results: {path}")
-    write_tables(args, result)
-    # If more than a fifth is missing, the score cannot be trusted, and the exit code is an error.
-    if len(drops) > MAX_LOST * len(users):
-        raise TooManyLost(f"{len(drops)} of {len(users)} dialogues are lost, and not in the score")
-    return ids
+# --------------------------------------------------------------------------------------------- main
 
 
-def run_scores(args):
-    """Print the tables of the result files that --score names."""
-    results = [score(path, args.anyway) for path in args.score]
-    for result in results:
-        print_score(result)
-    # --json writes the tables of one file as an object, those of several as a list
-    write_tables(args, results[0] if len(results) == 1 else results)
+def main(argv=None):
+    """Run what the flags say. Returns the exit code."""
+    return make_parser().run(run, argv)
 
 
-def run_comparison(args, before, after, ids=None):
-    """Print how two result files differ. ids: see `compare`."""
-    result = compare(before, after, ids)
-    print_comparison(result)
-    write_tables(args, result)
+def run(args):
+    """Do the one thing that the flags ask for. Returns the exit code; raises RunError."""
+    refuse_useless_flags(args)
+    files.refuse_overwriting({"--json": args.json}, args.score or args.compare or [])
+    if args.before_after:
+        run_before_after(args)
+    elif args.compare:
+        run_comparison(args, *args.compare)
+    elif args.score:
+        run_scores(args)
+    else:
+        run_benchmark(args)
+    return 0
+
+
+def refuse_useless_flags(args):
+    """Refuse a flag that does nothing beside --before-after, --score or --compare: raise BadInput."""
+    usual = vars(make_parser().parse_args([]))
+    useful = {
+        "before_after": {*usual} - {"step", "out"},
+        "score": {"score", "anyway", "json"},
+        "compare": {"compare", "json"},
+    }
+    given = {name for name, value in usual.items() if getattr(args, name) != value}
+    for what in useful.keys() & given:
+        for name in sorted(given - useful[what]):
+            raise BadInput(f"--{name} has no effect with --{what}; leave it out".replace("_", "-"))
 
 
 def write_tables(args, result):
     """Write `result` where --json says."""
     if args.json:
         files.write_json(args.json, result)
-
-
-# -------------------------------------------------------------------------------------------- flags
 
 
 def make_parser():

@@ -2,9 +2,10 @@
 diff against ppo.py.
 
 No critic: the baseline of a dialogue is the mean of its *group*, the dialogues with the same user
-and the same first line. All tokens of a dialogue have the same advantage; with --reward delta, all
-tokens of a turn. The policy step is PPO's. RLVER: groups of 4, no KL.
+and the same first line. All tokens of a dialogue have the same advantage. The policy step is PPO's.
+RLVER: groups of 4, no KL.
 
+From top to bottom: what the paper has; what --reward delta, which it does not have, does instead.
 Run it alone for the smallest example:  python grpo.py
 """
 
@@ -15,6 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from ppo import log_probs_of, optimize, spread_over_tokens
+
+# ------------------------------------------------------------------------------- what the paper has
 
 
 def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
@@ -52,6 +55,68 @@ def group_advantages(rewards, groups, kind="grpo", eps=1e-6):
             scale = {"grpo": r.std() + eps, "dr-grpo": 1.0, "rloo": (n - 1) / n}[kind]
             advantages[member] = (r - r.mean()) / scale
     return advantages
+
+
+def check_groups(episodes):
+    """Check that all dialogues of a group have the same user and the same first line; otherwise the
+    mean of the group would mean nothing. Raises SelfCheckFailed."""
+    first = {}  # {group: (profile_id, first_line)}
+    for e in episodes:
+        profile_id, first_line = first.setdefault(e.group, (e.profile_id, e.first_line))
+        if (profile_id, first_line) != (e.profile_id, e.first_line):
+            raise SelfCheckFailed(
+                f"group {e.group} is broken: it holds dialogues with "
+                f"{profile_id} and with {e.profile_id}, or with two first lines"
+            )
+
+
+def grpo_update(models, minibatches, cfg, observe=None):
+    """One GRPO update from one rollout. Returns the metrics of ppo.py's docstring.
+
+    The models have a .reference, too, which is called like .policy, if there is a KL; cfg has the
+    settings advantage (`group_advantages`: kind) and reward, too. All else goes to `ppo.optimize`,
+    whose docstring describes it. Raises ValueError for the k1 estimator: GRPO has no per-token
+    reward to put it in, and in the loss its gradient is 0 on average.
+    """
+    if cfg.kl_coef and cfg.kl_estimator == "k1":
+        raise ValueError(
+            "k1 in the loss has no gradient on average, and GRPO has no per-token "
+            "reward; use k2, k3 or k3-ratio"
+        )
+    batches = sum(minibatches, [])  # one list of all micro-batches
+    # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
+    old_log_probs = log_probs_of(models.policy, batches)
+    ref = log_probs_of(models.reference, batches) if cfg.kl_coef else None
+    # 2. Advantages within each group.
+    advantages = token_advantages(batches, cfg.advantage, per_turn=cfg.reward == "delta")
+    # 3. The policy step.
+    metrics = optimize(models, minibatches, old_log_probs, advantages, cfg, ref, observe=observe)
+    # there is no critic; the metrics have the same keys as PPO's
+    return {**metrics, "explained_variance": None}
+
+
+def token_advantages(batches, kind, per_turn):
+    """The advantage of each of the policy's tokens: a list of [B, L], one per batch, 0 elsewhere.
+
+    batches: all that this rank has, because mini-batches and packing scatter the dialogues of a
+    group over them. (A group never crosses ranks.) kind: see `group_advantages`; per_turn: does
+    each turn have its own advantage (--reward delta)? Else all turns of a dialogue have the same.
+    """
+    groups = torch.cat([b.group for b in batches])  # [D], D dialogues
+    turns = max(b.reward.shape[1] for b in batches)
+    rewards = torch.cat([F.pad(b.reward, (0, turns - b.reward.shape[1])) for b in batches])
+    if per_turn:
+        alive = torch.cat([spoke_in_turn(b.turn, turns) for b in batches])
+        advantages = turn_advantages(rewards, alive, groups, kind)  # [D, turns]
+    else:
+        per_dialogue = group_advantages(rewards.sum(1), groups, kind)
+        advantages = per_dialogue[:, None].expand(-1, turns)  # the same in every turn
+    # Cut back into batches; then each token gets its turn's advantage.
+    of_batches = advantages.split([len(b.group) for b in batches])
+    return [spread_over_tokens(a, b.turn) for a, b in zip(of_batches, batches)]
+
+
+# ----------------------------------------------------------------- --reward delta: not in the paper
 
 
 def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
@@ -94,66 +159,6 @@ def turn_advantages(rewards, alive, groups, kind="grpo", eps=1e-6):
             a = a / (whole.std() + eps) if differ else torch.zeros_like(a)
         advantages[member] = a
     return advantages
-
-
-def check_groups(episodes):
-    """Raise SelfCheckFailed unless all dialogues of a group have the same user and the same first
-    line. Otherwise the mean of the group would mean nothing."""
-    first = {}  # {group: (profile_id, first_line)}
-    for e in episodes:
-        profile_id, first_line = first.setdefault(e.group, (e.profile_id, e.first_line))
-        if (profile_id, first_line) != (e.profile_id, e.first_line):
-            raise SelfCheckFailed(
-                f"group {e.group} is broken: it holds dialogues with "
-                f"{profile_id} and with {e.profile_id}, or with two first lines"
-            )
-
-
-def grpo_update(models, minibatches, cfg, observe=None):
-    """One GRPO update from one rollout. Arguments and results are those of `ppo_update`, except:
-
-    minibatches  their batches have .group [B] too
-    cfg          the settings advantage, the kind of `group_advantages`; reward: with "delta" each
-                 turn has an advantage of its own; and those of `optimize`
-
-    Raises ValueError for the k1 estimator: GRPO has no per-token reward to put it in, and in the
-    loss its gradient is 0 on average. Raises SelfCheckFailed as `optimize` does.
-    """
-    if cfg.kl_coef and cfg.kl_estimator == "k1":
-        raise ValueError(
-            "k1 in the loss has no gradient on average, and GRPO has no per-token "
-            "reward; use k2, k3 or k3-ratio"
-        )
-    batches = sum(minibatches, [])  # one list of all micro-batches
-    # 1. Before any step: log pi_old and, only if a KL is asked for, log pi_ref.
-    old_log_probs = log_probs_of(models.policy, batches)
-    ref = log_probs_of(models.reference, batches) if cfg.kl_coef else None
-    # 2. Advantages within each group.
-    advantages = token_advantages(batches, cfg.advantage, per_turn=cfg.reward == "delta")
-    # 3. The policy step.
-    metrics = optimize(models, minibatches, old_log_probs, advantages, cfg, ref, observe=observe)
-    # there is no critic; the metrics have the same keys as PPO's
-    return {**metrics, "explained_variance": None}
-
-
-def token_advantages(batches, kind, per_turn):
-    """The advantage of each of the policy's tokens: a list of [B, L], one per batch, 0 elsewhere.
-
-    batches: all that this rank has, because mini-batches and packing scatter the dialogues of a
-    group over them. (A group never crosses ranks.)
-    """
-    groups = torch.cat([b.group for b in batches])  # [D], D dialogues
-    turns = max(b.reward.shape[1] for b in batches)
-    rewards = torch.cat([F.pad(b.reward, (0, turns - b.reward.shape[1])) for b in batches])
-    if per_turn:
-        alive = torch.cat([spoke_in_turn(b.turn, turns) for b in batches])
-        advantages = turn_advantages(rewards, alive, groups, kind)  # [D, turns]
-    else:
-        per_dialogue = group_advantages(rewards.sum(1), groups, kind)
-        advantages = per_dialogue[:, None].expand(-1, turns)  # the same in every turn
-    # Cut back into batches; then each token gets its turn's advantage.
-    of_batches = advantages.split([len(b.group) for b in batches])
-    return [spread_over_tokens(a, b.turn) for a, b in zip(of_batches, batches)]
 
 
 def spoke_in_turn(turn, turns):

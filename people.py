@@ -1,8 +1,7 @@
-"""people.py - who the users are: profiles, and the split into training and held-out users (SAGE
-2.1; RLVER 2.1).
+"""people.py - who the users are: profiles, and which of them are trained on and which are held out
+(SAGE 2.1; RLVER 2.1).
 
-From top to bottom: a person; files of people, and the toy's; the people of a run; the people of a
-step.
+From top to bottom: a profile; files of profiles, and the toy's; the profiles of a run, and of a step.
 """
 
 from support.errors import BadInput
@@ -25,19 +24,19 @@ PURPOSES = (
 )
 
 
-# ------------------------------------------------------------------------------------- the person
+# ---------------------------------------------------------------------------------------- a profile
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One simulated person. The names of the fields are those of the released JSONL files."""
+    """Who a user is. The names of the fields are those of the released JSONL files."""
 
     id: str
     player: str  # the persona: name, age, habits, way of speaking
     scene: str  # the background: what happened, how replies are taken
     main_cha: str  # persona group: negative, passive or avoidant
     cha_group: list  # traits
-    task: str  # the hidden need: what this person wants from the talk, but does not say
+    task: str  # the hidden need: what this user wants from the talk, but does not say
     topic: str = ""
     first_talk: str = ""  # a fixed first line (the benchmark's profiles have one)
     need: str = ""  # the name of the need in `task`, a key of NEEDS; released files have none
@@ -45,13 +44,13 @@ class Profile:
 
 
 def story_of(profile):
-    """What happened to a person: the first part of the background, without its heading. (All of it,
+    """What happened to a user: the first part of the background, without its heading. (All of it,
     in scenes without headings.)"""
     first, *_ = re.split(r"\n+(?=#)", profile.scene.strip())
     return re.sub(r"^#.*\n", "", first)
 
 
-# --------------------------------------------------------------------------------- files of people
+# -------------------------------------------------------------------------------- files of profiles
 
 # The fields of a Profile that allow only certain values.
 ALLOWED_VALUES = {"need": NEEDS, "target": PURPOSES}
@@ -68,9 +67,9 @@ ENGLISH_NAMES = {
 
 
 def load_profiles(path, flag="--profiles"):
-    """The profiles of a JSONL file, with released or English field names. flag: the one that named
-    the file, for messages. Only a field with a default may be missing or blank; it then keeps its
-    default. A list may be empty. Raises BadInput, naming the line and the field, and OSError."""
+    """The profiles of a JSONL file, with released or English field names. Only a field with a
+    default may be missing or blank; it then keeps its default. A list may be empty. flag: the one
+    that named the file. Raises BadInput, naming the flag, the line and the field, and OSError."""
     profiles = {}
     for number, row, problem in read_jsonl(path):
         where = f"{flag} {path}, line {number}"
@@ -99,24 +98,24 @@ def load_profiles(path, flag="--profiles"):
 
 
 def toy_profiles(split, count=None):
-    """`count` users of the toy, of "train" or "heldout" (default: 500 and 128)."""
+    """`count` profiles of the toy, of "train" or "heldout" (default: 500 and 128)."""
     return [Profile(**row) for row in world.profiles(split, count)]
 
 
-# ------------------------------------------------------------------------------ the people of a run
+# ---------------------------------------------------------------------------- the profiles of a run
 
 
-def users_of_run(paths, eval_size):
-    """(the users to train on, the held-out users, at most `eval_size` of them). paths: the files of
-    --profiles, if there are any.
+def profiles_of_run(paths, eval_size):
+    """(the profiles to train on, the held-out ones, at most `eval_size` of them). paths: the files
+    of --profiles, if there are any.
 
         --profiles       to train on       held out
         none             the toy's 500     the toy's held-out users
         one file         the rest          a fifth of each need's personas, or one (draw_heldout)
         two files        the first file    the second file
 
-    No user whose persona is held out of one file is trained on: a score on training users says
-    nothing about others. Raises BadInput, also for two files that share users."""
+    No profile whose persona is held out of one file is trained on: a score on training users says
+    nothing about others. Raises BadInput, also for two files that share ids."""
     if not paths:
         return toy_profiles("train"), toy_profiles("heldout", eval_size)
     if len(paths) > 2:
@@ -125,96 +124,105 @@ def users_of_run(paths, eval_size):
     test = sum(test, [])
     if not test:
         test = draw_heldout(train, eval_size) or train[:1]  # no need has two personas
-        personas = {user.player for user in test}
-        train = [user for user in train if user.player not in personas]
+        personas = {profile.player for profile in test}
+        train = [profile for profile in train if profile.player not in personas]
         if not train:
             raise BadInput(
                 f"--profiles {paths[0]}: two personas or more are needed, to hold one out"
             )
-    shared = {user.id for user in train} & {user.id for user in test}
+    shared = {profile.id for profile in train} & {profile.id for profile in test}
     if shared:
         raise BadInput(
-            f"--profiles {' '.join(paths)}: the users held out must be different people than those "
-            f"to train on; these are in both files: {', '.join(sorted(shared)[:5])}"
+            f"--profiles {' '.join(paths)}: the users held out must be others than those to train "
+            f"on; these are in both files: {', '.join(sorted(shared)[:5])}"
         )
     return train, test[:eval_size]
 
 
-def draw_heldout(people, most):
-    """The users to hold out of one file, drawn with a fixed seed. The needs take turns, each gives
-    a fifth of its personas with all their users: with two personas one, and never all, because they
-    are to be trained, too. No more are drawn when there are `most` users. (A persona with users of
-    several needs counts for one of these.)"""
-    personas = [*{user.player: user for user in people}.values()]  # one user of each
+def draw_heldout(profiles, most):
+    """The profiles to hold out of one file, drawn with a fixed seed. The needs take turns, each
+    gives a fifth of its personas with all their profiles: with two personas one, and never all,
+    because they are to be trained, too. No more are drawn when there are `most` profiles. (A persona
+    with profiles of several needs counts for one of these.)"""
+    personas = [*{profile.player: profile for profile in profiles}.values()]  # one profile of each
     mixed = random.Random(0).sample(personas, len(personas))
     turns = itertools.zip_longest(*[group[1::5] for group in by_need(mixed)])
     drawn = []
     for one in itertools.chain.from_iterable(turns):
         if one and len(drawn) < most:
-            drawn += [user for user in people if user.player == one.player]
+            drawn += [profile for profile in profiles if profile.player == one.player]
     return drawn
 
 
-def held_out_of_run(out, settings):
-    """The held-out users of the run in `out`, which has these `settings` (of a checkpoint those of
-    its rlver.json). They are kept there, or in heldout.json. An earlier version wrote only their
-    ids: then the files of --profiles must still have these people. Raises BadInput."""
-    kept, paths = settings.get("heldout") or read_json(out / "heldout.json"), settings["profiles"]
-    # the toy's people; or two files, and a copy of a checkpoint of an earlier version
-    if not paths or (len(paths) > 1 and not kept):
-        return users_of_run(paths, settings["eval_size"])[1]
-    if not kept:
-        raise BadInput(f"{out}: heldout.json is missing: whom did it hold out? Name --profiles")
-    if "profiles" in kept:
-        return [Profile(**row) for row in kept["profiles"]]
-    people = {user.id: user for path in paths for user in load_profiles(path)}
-    missing = [user for user in kept["ids"] if user not in people]
-    if missing:
-        raise BadInput(
-            f"{out}: held-out users of this run are not in {' '.join(paths)} any more: "
-            f"{', '.join(missing[:5])}; name users with --profiles"
-        )
-    return [people[user] for user in kept["ids"]]
+# A run keeps whom it holds out in heldout.json, and a checkpoint in its rlver.json:
+# {"ids": [...], "profiles": [...]}. An earlier version kept only the ids.
 
 
-def kept_heldout(out, users):
-    """The held-out users of the run in `out` as it began, if it has begun, else these `users`, as
-    its files have them now. Raises BadInput if their ids are not the same: then people to train on
-    would be held out, and the other way round."""
-    kept, ids = read_json(out / "heldout.json"), [user.id for user in users]
+def heldout_as_begun(out, heldout):
+    """The profiles that the run in `out` has held out since it began. heldout: those that its files
+    hold out now, which a new run takes. Raises BadInput if the ids are not the same: then profiles
+    to train on would be held out, and the other way round."""
+    kept, ids = read_json(out / "heldout.json"), [profile.id for profile in heldout]
     if kept.get("ids", ids) != ids:
         raise BadInput(
             f"{out}: the profiles have changed since the run began, or an earlier version began it, "
             "so other users would be held out; start a new run"
         )
-    return [Profile(**row) for row in kept["profiles"]] if "profiles" in kept else users
+    return profiles_in(kept) or heldout
 
 
-# ----------------------------------------------------------------------------- the people of a step
+def heldout_of_run(out, settings):
+    """The profiles that the run in `out` with these `settings` held out, to measure it afterwards,
+    its files edited or not. Where only the ids were kept, the files must still have them. Raises
+    BadInput."""
+    kept, paths = settings.get("heldout") or read_json(out / "heldout.json"), settings["profiles"]
+    # the toy's profiles; or two files, and a copy of a checkpoint of an earlier version
+    if not paths or (len(paths) > 1 and not kept):
+        return profiles_of_run(paths, settings["eval_size"])[1]
+    if not kept:
+        raise BadInput(f"{out}: heldout.json is missing: whom did it hold out? Name --profiles")
+    if found := profiles_in(kept):
+        return found
+    in_files = {profile.id: profile for path in paths for profile in load_profiles(path)}
+    missing = [id_ for id_ in kept["ids"] if id_ not in in_files]
+    if missing:
+        raise BadInput(
+            f"{out}: held-out users of this run are not in {' '.join(paths)} any more: "
+            f"{', '.join(missing[:5])}; name users with --profiles"
+        )
+    return [in_files[id_] for id_ in kept["ids"]]
 
 
-def by_need(people):
-    """The people of each need, as lists, in the order of the first of each."""
+def profiles_in(kept):
+    """The Profiles in what a run has kept, [] if there are none."""
+    return [Profile(**row) for row in kept.get("profiles", ())]
+
+
+# --------------------------------------------------------------------------- the profiles of a step
+
+
+def by_need(profiles):
+    """The profiles of each need, as lists, in the order of the first of each."""
     of_need = {}
-    for person in people:
-        of_need.setdefault(named_need(person), []).append(person)
+    for profile in profiles:
+        of_need.setdefault(named_need(profile), []).append(profile)
     return of_need.values()
 
 
-def profiles_of_step(people, size, seed, step):
-    """The `size` people of a training step (steps count from 1). The needs take turns: with two
-    needs, one person of the first, one of the second, the next one of the first, and so on, over
-    all steps. The people of a need are shuffled anew whenever all of them have had their turn.
-    People who have none of the eight needs count as one need.
+def profiles_of_step(profiles, size, seed, step):
+    """The `size` profiles of a training step (steps count from 1), a group of dialogues with each.
+    The needs take turns: with two needs, one profile of the first, one of the second, the next one
+    of the first, and so on, over all steps. The profiles of a need are shuffled anew whenever all of
+    them have had their turn. Those that have none of the eight needs count as one need.
 
-    (If users were drawn from all people alike, 8 groups would lack a given need in one step of
+    (If they were drawn from all profiles alike, 8 groups would lack a given need in one step of
     three. Replies to such users could then change for several steps without a reward.)"""
-    rounds = zip(*[endless(group, seed) for group in by_need(people)])  # a person of each need
+    rounds = zip(*[endless(group, seed) for group in by_need(profiles)])  # one of each need
     visits = itertools.chain.from_iterable(rounds)  # of all steps
     return list(itertools.islice(visits, (step - 1) * size, step * size))
 
 
 def endless(group, seed):
-    """The people of one need, again and again, each time in another order."""
+    """The profiles of one need, again and again, each time in another order."""
     for epoch in itertools.count():
         yield from random.Random(f"{seed} {epoch}{named_need(group[0])}").sample(group, len(group))

@@ -77,7 +77,7 @@ PADDING = {
 
 def pack(episodes, reward="terminal", multiple=1):
     """Lay `episodes` out as one Batch. Its length L is that of the longest one, rounded up to a
-    multiple of `multiple`. reward: the kind, as in Episode.turn_rewards."""
+    multiple of `multiple`. reward: "terminal" or "delta", see Episode.turn_rewards."""
     rows = [lay_out(episode) for episode in episodes]
     longest = max(len(row["ids"]) for row in rows)
     length = math.ceil(longest / multiple) * multiple
@@ -122,7 +122,7 @@ def lay_out(episode):
 def micro_batches(episodes, max_tokens, reward="terminal", multiple=1):
     """Pack `episodes` into batches of at most `max_tokens` tokens, padding included. (A dialogue
     that is longer than that has a batch to itself.) Dialogues of similar length share a batch, so
-    that there is little padding. reward, multiple: as in `pack`.
+    that there is little padding. reward and multiple go to `pack`.
 
     The split is for memory only: losses are divided by the tokens of the whole optimizer batch, so
     it changes no gradient.
@@ -156,7 +156,7 @@ def split_batch(episodes, batch_size, n_minibatches, max_tokens, seed, device, r
     max_tokens       the most tokens in a micro-batch, padding included
     seed             of the shuffle, the same on all ranks
     device           where the batches go
-    reward           as in `pack`
+    reward           "terminal" or "delta", see Episode.turn_rewards
 
     A collective call.
     """

@@ -28,7 +28,6 @@ from support.command_line import Parser
 from support.errors import SelfCheckFailed
 
 import math
-from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +56,7 @@ def spread_over_tokens(numbers, turn):
 
 def place_rewards(reward, turn):
     """Put the reward of turn k on the last token that the policy sampled in it: [B, T], [B, L] ->
-    [B, L]. `turn`: as in `spread_over_tokens`.
+    [B, L]. turn: k at the tokens that the policy sampled in turn k, 0 elsewhere.
 
     RLVER gives one reward, in the last turn. It is not put on the dialogue's last token: that token
     may be the user's, and a reward on a masked token is lost.
@@ -240,8 +239,8 @@ def logp_gap(batches, old_log_probs, limits=None, reduce=identity):
 
 
 def check_first_ratio(log_probs, old_log_probs, mask, limit):
-    """Raise SelfCheckFailed unless pi and pi_old agree before the first step: log(pi / pi_old)
-    within `limit` of 0 for each of the policy's tokens, and not NaN. All [B, L]."""
+    """Check that pi and pi_old agree before the first step: log(pi / pi_old) must be within `limit`
+    of 0 for each of the policy's tokens, and not NaN. All [B, L]. Raises SelfCheckFailed."""
     log_ratio = (log_probs - old_log_probs)[mask].detach()
     if not log_ratio.numel():  # the policy says nothing in this micro-batch
         return
@@ -255,8 +254,8 @@ def check_first_ratio(log_probs, old_log_probs, mask, limit):
 
 
 def check_gradients(norm, critic_norm):
-    """Raise SelfCheckFailed if a gradient is not finite. It must be called before each step: once a
-    weight is NaN, it stays NaN in all later checkpoints."""
+    """Check that the gradients are finite, before each step: once a weight is NaN, it stays NaN in
+    all later checkpoints. Raises SelfCheckFailed."""
     if not math.isfinite(norm) or not math.isfinite(critic_norm):
         raise SelfCheckFailed(
             f"the gradient is not finite (norm {norm}, the critic's {critic_norm}); "
@@ -285,20 +284,22 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     """One optimizer step per mini-batch, its gradient accumulated over its micro-batches. PPO and
     GRPO share it.
 
-    models         has policy, batch -> (log_probs, entropy), [B, L] each, and its optimizer
-                   critic, batch -> values, [B, L], and its critic_optimizer; None for GRPO
-                   reduce, which sums a tensor over ranks, and world_size, their number
-                   gap_limits of `logp_gap`, and ratio_limit of `check_first_ratio`
-    minibatches    a list (optimizer steps) of lists (micro-batches) of Batch
-    old_log_probs  log pi_old of all micro-batches before the first step, a list of [B, L], scored
-                   by the trainer, not by the engine
-    advantages     a list of [B, L], one per micro-batch
+    models         .policy(batch) -> (log_probs, entropy), [B, L] each, and .optimizer;
+                   .critic(batch) -> values, [B, L], and .critic_optimizer, for PPO;
+                   .reduce sums a tensor over ranks, .world_size is their number;
+                   .gap_limits of `logp_gap`, .ratio_limit of `check_first_ratio`
+    minibatches    a list (optimizer steps) of lists (micro-batches) of policy.Batch
     cfg            the settings clip_eps, entropy_coef, kl_coef, kl_estimator
-    ref            log pi_ref, likewise; None if kl_coef is 0
-    old_values     V_old, likewise; None for GRPO
-    returns        R, likewise; None for GRPO: the critic is stepped only if they are given
-    observe        is called for each micro-batch with its batch and, [B, L] each, old_log_probs,
-                   log_probs, entropy, advantages, old_values and the tokens that the clip changes
+    observe        observe(batch, old_log_probs, log_probs, entropy, advantages, old_values, the
+                   tokens that the clip changes), [B, L] each, is called for each micro-batch
+
+    Lists with one [B, L] for each micro-batch, in their order, made before the first step:
+
+    old_log_probs  log pi_old, scored by the trainer, not by the engine
+    advantages     A
+    ref            log pi_ref; None if kl_coef is 0
+    old_values     V_old; None for GRPO
+    returns        R; None for GRPO. Without returns no critic is trained
 
     Returns the metrics of the module's docstring, except explained_variance. Raises
     SelfCheckFailed before the first step, if a first ratio is not 1 or if the engine disagrees with
@@ -310,17 +311,13 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
     gap = logp_gap(batches, old_log_probs, models.gap_limits, models.reduce)
     sums = torch.zeros(4, dtype=torch.float64)  # this rank's KL, entropy, clipped, tokens
     norms = []
-    # For each mini-batch a list with one tuple per micro-batch. None stands for what a run does not
-    # have: a reference, or a critic's values and returns.
-    absent = [None] * len(batches)
-    targets = (old_values, returns) if critic else (absent, absent)
-    rows = zip(batches, old_log_probs, advantages, ref or absent, *targets, strict=True)
-    for step, micros in enumerate([list(islice(rows, len(micros))) for micros in minibatches]):
+    k = 0  # the number of the micro-batch, over all mini-batches
+    for step, micros in enumerate(minibatches):
         # The loss is a mean over the policy's tokens of the whole mini-batch, on all ranks. A mean
         # of means of micro-batches would weigh the tokens of small micro-batches more.
-        tokens = models.reduce(sum(batch.action_mask.sum() for batch, *_ in micros)).clamp(min=1)
-        for batch, old, advantage, ref_log_probs, old_value, target in micros:
-            mask = batch.action_mask
+        tokens = models.reduce(sum(batch.action_mask.sum() for batch in micros)).clamp(min=1)
+        for batch in micros:
+            mask, old, advantage = batch.action_mask, old_log_probs[k], advantages[k]
             log_probs, entropy = policy(batch)
             if step == 0:
                 check_first_ratio(log_probs, old, mask, models.ratio_limit)
@@ -331,7 +328,7 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
             loss, clipped = policy_loss(log_probs, old, advantage, mask, cfg.clip_eps, weights)
             loss = loss - cfg.entropy_coef * entropy[mask].sum()
             if cfg.kl_coef and cfg.kl_estimator != "k1":
-                penalty = kl_penalty(log_probs, ref_log_probs, cfg.kl_estimator, old)
+                penalty = kl_penalty(log_probs, ref[k], cfg.kl_estimator, old)
                 loss = loss + cfg.kl_coef * penalty[mask].sum()
 
             # Backward: gradients add up over the micro-batches. FSDP averages them over the ranks,
@@ -339,7 +336,7 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
             (loss / tokens * models.world_size).backward()
             if critic:
                 values = critic(batch)
-                critic_loss = value_loss(values, old_value, target, mask, VALUE_CLIP)
+                critic_loss = value_loss(values, old_values[k], returns[k], mask, VALUE_CLIP)
                 (critic_loss / tokens * models.world_size).backward()
 
             # The tokens are samples of pi_old, so this is KL(pi_old, pi).
@@ -347,9 +344,9 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
             counts = [kl.sum(), entropy[mask].sum(), clipped.sum(), mask.sum()]
             sums += torch.stack(counts).detach().cpu()
             if observe:
-                observe(
-                    batch, old, log_probs.detach(), entropy.detach(), advantage, old_value, clipped
-                )
+                now = log_probs.detach(), entropy.detach()
+                observe(batch, old, *now, advantage, old_values and old_values[k], clipped)
+            k += 1
 
         # Clip, and step.
         norm = clip_gradient(policy, MAX_GRAD_NORM)
@@ -373,15 +370,10 @@ def optimize(  # noqa: PLR0915 - one function, to be read from top to bottom
 
 
 def ppo_update(models, minibatches, cfg, observe=None):
-    """One PPO update from one rollout.
+    """One PPO update from one rollout. Returns the metrics of the module's docstring.
 
-    models       those of `optimize`, and reference, which is called like policy, only with a KL
-    minibatches  a list (optimizer steps) of lists (micro-batches) of batches, which have
-                 .action_mask, .engine_log_probs and .turn, [B, L] each, and .reward, [B, T]
-    cfg          the settings gamma, lam, and those of `optimize`
-    observe      as in `optimize`
-
-    Returns the metrics of the module's docstring. Raises SelfCheckFailed as `optimize` does.
+    The models have a .reference, too, which is called like .policy, if there is a KL; cfg has the
+    settings gamma and lam, too. All else goes to `optimize`, whose docstring describes it.
     """
     batches = sum(minibatches, [])  # one list of all micro-batches
     masks = [batch.action_mask for batch in batches]

@@ -15,7 +15,7 @@
 printing and pictures are in support/; a first reading can skip them.
 """
 
-# The rooms and support come first: these set up what must be set up before torch is imported.
+# The rooms and support come first: they set up what must be set up before torch is imported.
 from models.build import Models
 from models.loading import return_freed_memory
 from players.calls import CallLog
@@ -41,7 +41,7 @@ from tqdm import tqdm
 
 from emotion import TRAINING
 from grpo import check_groups, grpo_update
-from people import kept_heldout, profiles_of_step, users_of_run
+from people import heldout_as_begun, profiles_of_run, profiles_of_step
 from policy import split_batch
 from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout, tokens_sampled
@@ -57,7 +57,7 @@ def train(run):
     newest checkpoint. With many ranks each has its own dialogues, its own engine and a shard of the
     models. Raises SimulatorRefused, TooManyLost, CannotWrite or SelfCheckFailed at any time, BadInput
     or BadModel before config.json is written."""
-    simulator, users, models = set_up(run)
+    simulator, profiles, models = set_up(run)
     cfg, state, seconds = run.cfg, run.state, run.state["seconds"]
     run.stop.catch()  # from here on a signal loses no step
 
@@ -72,9 +72,9 @@ def train(run):
         start, rollout_before = time.perf_counter(), seconds["rollout"]
 
         # ---- 1 to 3. Converse, roll out, update: `one_step`, below.
-        profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, step)
+        chosen = profiles_of_step(profiles, cfg.batch_size // cfg.group_size, cfg.seed, step)
         hold = partial(hold_dialogues, run, simulator, models, "training", step)
-        episodes, _, metrics = one_step(models, cfg, step, profiles, hold)
+        episodes, _, metrics = one_step(models, cfg, step, chosen, hold)
 
         # ---- 4. Sync: the engine gets the new weights.
         models.sync()
@@ -83,9 +83,9 @@ def train(run):
         # ---- 5. Log: every dialogue, a line of metrics.
         state["step"] = step
         all_episodes = of_all_ranks(episodes)
-        row = row_of_step(run, models, profiles, episodes, all_episodes, metrics)
+        row = row_of_step(run, models, chosen, episodes, all_episodes, metrics)
         row["seconds"] = spent
-        rollout_seconds = seconds["rollout"] - rollout_before  # `hold_dialogues` adds them
+        rollout_seconds = seconds["rollout"] - rollout_before  # `hold_dialogues` adds its seconds
         seconds["update"] += spent - rollout_seconds
         ranks.broadcast(run.log_step, all_episodes, row)
         bar.set_postfix_str(progress(row, rollout_seconds))
@@ -96,8 +96,8 @@ def train(run):
 
 def one_step(models, cfg, step, profiles, hold, observe=None):
     """Steps 1 to 3 on this rank. Returns (episodes, minibatches, metrics). hold: a function that
-    holds dialogues with `profiles`, a group with each, and returns this rank's Episodes. observe: as
-    in `ppo.optimize`. (tools/lens.py makes a step again by this function.)"""
+    holds dialogues with `profiles`, a group with each, and returns this rank's Episodes. observe:
+    for `ppo.optimize`, by tools/lens.py, which makes a step again by this function."""
 
     # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
     episodes = hold(profiles)
@@ -126,34 +126,42 @@ def one_step(models, cfg, step, profiles, hold, observe=None):
 
 
 def set_up(run):
-    """(Simulator, profiles of the people to train on, Models). Tries everything that could fail
-    later, before the first dialogue."""
+    """Make what a run needs, and try what could fail later, before the first dialogue. Returns
+    (Simulator, the profiles to train on, Models); run.heldout are the others from there on."""
     cfg, clock = run.cfg, Clock()
+
+    # The users, and what plays them.
     simulator = simulator_of_run(cfg, run.calls, clock)
-    users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
-    check_playable(cfg.simulator, users + heldout, unnamed=not cfg.profiles)
-    as_read = digest([vars(user) for user in users + heldout])
+    profiles, heldout = profiles_of_run(cfg.profiles, cfg.eval_size)
+    check_playable(cfg.simulator, profiles + heldout, unnamed=not cfg.profiles)
+    as_read = digest([vars(profile) for profile in profiles + heldout])
     if cfg.profiles:  # files may have been edited since the run began
-        heldout = kept_heldout(run.path, heldout)
+        heldout = heldout_as_begun(run.path, heldout)
     # Of such users only the story is new. The released files have some, too.
-    if both := {user.player for user in users} & {user.player for user in heldout}:
+    if both := {profile.player for profile in profiles} & {profile.player for profile in heldout}:
         run.tell(f"warning: personas both trained on and held out: {len(both)}")
+
+    # The directory, and the newest checkpoint in it.
     ranks.broadcast(run.take_lock)
     checkpoint = run.open()
-    # Before the first dialogue: a wrong key or model shows at once.
+
+    # The first questions: a wrong key or model shows at once.
     if run.calls.path:  # else the user is a script, and no call is logged
         name = cfg.reader or split_name(cfg.simulator)[1]
-        run.tell(f"first some questions to {name}, the user's model")
+        what = "reader" if cfg.reader else "model"
+        run.tell(f"first some questions to {name}, the user's {what}")
         # the first rank finds out what the server takes, and tells the others
         found = ranks.broadcast(lambda: run.runner.run(check(simulator)))
         learn(simulator, found)
+
+    # The policy, and all that trains it; then the state of the run.
     models = Models(cfg, start_of(cfg), checkpoint, run.start_file, clock, run.runner)
     ranks.broadcast(run.try_to_save, models.write_trial, models.checkpoint_bytes())
     run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": as_read})
     if run.first:
-        sizes = len(users), len(heldout), ranks.world_size(), run.state["step"]
+        sizes = len(profiles), len(heldout), ranks.world_size(), run.state["step"]
         print_head(cfg, run.path, *sizes)
-    return simulator, users, models
+    return simulator, profiles, models
 
 
 def start_of(cfg):
@@ -162,18 +170,14 @@ def start_of(cfg):
 
 
 def evaluate_and_save(run, simulator, models):
-    """Step 6, where it is due. `train` calls it
-
-        before step 1       evaluate, save
-        after each step     evaluate if --eval-every is over, save if --save-every is
-        after the last one  save, evaluate: a run that is resumed with more --steps goes on from a
-                            state without this evaluation, as if it had never stopped here
-        at a resume         make the evaluation that the run was stopped before
-
-    A new run is at step -1 until it is evaluated."""
+    """Step 6: evaluate before the first and after the last step, and every --eval-every steps; save
+    every --save-every steps and after the last one. A resumed run makes the evaluation that it was
+    stopped before."""
     cfg, state = run.cfg, run.state
-    step = max(0, state["step"])
-    if state["step"] == cfg.steps:
+    step = max(0, state["step"])  # -1: of a new run, which has no checkpoint until it is evaluated
+    if step == cfg.steps:
+        # Before the evaluation: with more --steps, a resumed run goes on as if it had never
+        # stopped here.
         save(run, models)
     is_due = step in (0, cfg.steps) or (cfg.eval_every and step % cfg.eval_every == 0)
     if is_due and step not in [scores["step"] for scores in state["evaluations"]]:
@@ -211,38 +215,43 @@ def save(run, models):
 
 def hold_dialogues(run, simulator, models, kind, step, profiles):
     """Steps 1 and 2: dialogues with each of `profiles`, a group in training, one in an evaluation.
-    Returns this rank's episodes, and adds up the seconds. Raises TooManyLost, after a checkpoint, if
-    more than a fifth were dropped."""
+    Returns this rank's episodes. Raises TooManyLost, after a checkpoint, if more than a fifth were
+    dropped."""
     cfg, seconds, clock = run.cfg, run.state["seconds"], models.engine.clock
     start, simulator_before = time.perf_counter(), clock.simulator
-    training = kind == "training"
-    group_size = cfg.group_size if training else 1
-    # A group never crosses ranks.
-    here = {n: p for n, p in enumerate(profiles) if n % ranks.world_size() == ranks.rank()}
-    with tqdm(
-        desc=f"{kind}, step {step}",
-        total=len(here) * group_size,
-        unit="dialogue",
-        leave=False,
-        # the toy's dialogues in training are over too soon for a bar
-        disable=not run.first or (training and cfg.toy),
-    ) as bar:
+    group_size = cfg.group_size if kind == "training" else 1
+
+    # Split: a group never crosses ranks.
+    groups = {n: p for n, p in enumerate(profiles) if n % ranks.world_size() == ranks.rank()}
+
+    # Roll out. A signal cuts the dialogues short: then there is nothing to return.
+    with bar_of(run, kind, step, len(groups) * group_size) as bar:
         more = {"timeout": ROLLOUT_TIMEOUT, "bar": bar}
-        dialogues = rollout_of(simulator, models, cfg, kind, step, here, group_size, **more)
-        episodes, dropped_here = run.stop.hold(run.runner, dialogues) or ([], [])
+        dialogues = rollout_of(simulator, models, cfg, kind, step, groups, group_size, **more)
+        episodes, dropped = run.stop.hold(run.runner, dialogues) or ([], [])
     stop_if_asked(run, models)
-    dropped = ranks.all_gather_list(dropped_here)
+
+    # Gather, and log what was dropped on any rank.
+    all_dropped = ranks.all_gather_list(dropped)
     n_dialogues = len(profiles) * group_size
-    run.log_dropped(kind, step, dropped, n_dialogues, partial(save, run, models))
-    seconds["rollout" if training else "evaluate"] += time.perf_counter() - start
-    if training:
+    run.log_dropped(kind, step, all_dropped, n_dialogues, partial(save, run, models))
+
+    seconds["rollout" if kind == "training" else "evaluate"] += time.perf_counter() - start
+    if kind == "training":
         seconds["simulator"] += clock.simulator - simulator_before
     return episodes
 
 
+def bar_of(run, kind, step, total):
+    """The progress bar of `total` dialogues. (Those of the toy in training are over too soon.)"""
+    hidden = not run.first or (kind == "training" and run.cfg.toy)
+    text = f"{kind}, step {step}"
+    return tqdm(desc=text, total=total, unit="dialogue", leave=False, disable=hidden)
+
+
 def rollout_of(simulator, models, cfg, kind, step, groups, group_size, **more):
-    """The `rollout` (a coroutine) of a training step or an evaluation, with the Agents and rules of
-    a run. groups, group_size, more: of `rollout`.
+    """The `rollout` (a coroutine) of a training step or an evaluation: with the Agents and rules of
+    a run, `group_size` dialogues with each of `groups`, {number: Profile}; more: its keywords.
 
     Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
     draws depend neither on a resume nor on the number of ranks."""
@@ -279,9 +288,9 @@ def of_all_ranks(episodes):
 
 
 def stop_if_asked(run, models):
-    """Has one of the ranks got a signal? Then the last whole step is saved, and all raise Stopped.
-    The ranks agree on it behind dialogues alone, which a signal has cut short: at any other place
-    some of them might wait in a collective call for one that has left."""
+    """Save the last whole step if one of the ranks has got a signal; then all raise Stopped. The
+    ranks agree on it behind dialogues alone, which a signal has cut short: at any other place some
+    of them might wait in a collective call for one that has left."""
     number = max(ranks.all_gather_list([run.stop.number]))
     if number:
         save(run, models)
@@ -289,7 +298,7 @@ def stop_if_asked(run, models):
 
 
 def row_of_step(run, models, profiles, episodes, all_episodes, metrics):
-    """The line of metrics.jsonl for a training step. profiles: of its groups; metrics: from the
+    """The line of metrics.jsonl for a training step. profiles: one for each group; metrics: of the
     update."""
     cfg, state = run.cfg, run.state
     needs = [*map(named_need, profiles)]

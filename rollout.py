@@ -160,8 +160,8 @@ def take_thoughts(text):
 
 def read_reply(text, think):
     """Read a sampled text as a Reply, in think or in direct mode."""
-    cut = split_thought if think else take_thoughts
-    return Reply(text, *cut(text))
+    parse = split_thought if think else take_thoughts
+    return Reply(text, *parse(text))
 
 
 # The second number of every sampling seed, after the run's own: the kind of text that is sampled.
@@ -211,9 +211,16 @@ class Agent:
         Every token is filed under its origin: a Segment has log-probs if and only if the policy
         sampled its ids, including the stop token. `visible` is stripped of white space.
 
-        Trunk or branch? The trunk is what later turns see. A reply continues it if they see the
-        sampled tokens themselves. It is a branch if they see other ones (the template opened it, or
-        a thought was cut out of it, as from each reply of think mode), or none (it is malformed).
+        The trunk is what later turns see. Do they see the tokens that were sampled?
+
+            yes, in direct mode    first prompt, REPLY 1, next prompt, REPLY 2, ...
+            no, in think mode      first prompt, visible 1, next prompt, visible 2, ...
+                                               |                       |
+                                               REPLY 1, a branch       REPLY 2, a branch
+
+        REPLY is what was sampled, and is trained; visible is its text without the thought, encoded
+        again. (In direct mode, too, it is a branch if the template opened it or a thought was cut
+        out of it. Of a malformed reply later turns see nothing.)
         """
         prompt = self.chat.next_prompt(line) if self.segments else self.chat.first_prompt(line)
         opening = self.chat.opening  # of the template, for this reply alone; mostly none
@@ -284,7 +291,7 @@ async def converse(agent, user, user_line: str, rules: Rules, group: int = 0) ->
 
         profile               who it is: a Profile, of which only the id is needed here
         emotion               what it feels now, 0 to 100
-        await feel(reply)     f_emo: hear a reply and move the emotion; returns (the analysis, the
+        await feel(reply)     f_emo: feel a reply, the emotion moves; returns (the analysis, the
                               change)
         await answer()        f_reply: say the next line; returns (line, is it a goodbye?)
 

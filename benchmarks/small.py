@@ -29,7 +29,8 @@ import people
 from emotion import TRAINING
 from policy import Policy, pack
 from rollout import Episode, Reply, Segment, rollout
-from tools.replay import final_score, heard_by_all, one_of_each_need, replay_all
+from tools.first_replies import felt_by_all, one_of_each_need
+from tools.replay import final_score, replay_all
 
 # The model that hears: a directory, or a name of the hub. (tables.py reads $READER, too.)
 READER = os.environ.setdefault("READER", "Qwen/Qwen2.5-Coder-1.5B-Instruct")
@@ -179,9 +180,9 @@ async def moved_by_first_replies(dialogues, model):
     tools.lens: (of the person to whom each was said, of others with another need). A comfort that
     fits anybody moves both alike."""
     await check(model)
-    heard = one_of_each_need(dialogues, people.toy_profiles("heldout"))
-    replies = [replies_of(row)[0] for _, row in heard]
-    _, own, others = await heard_by_all(model, heard, replies)
+    pairs = one_of_each_need(dialogues, people.toy_profiles("heldout"))
+    replies = [replies_of(row)[0] for _, row in pairs]
+    _, own, others = await felt_by_all(model, pairs, replies)
     return own, others
 
 

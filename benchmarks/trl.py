@@ -35,7 +35,7 @@ import numpy as np
 from transformers import TrainerCallback
 
 from benchmarks.speed import GenerateEngine
-from people import profiles_of_step, users_of_run
+from people import profiles_of_run, profiles_of_step
 from rlver import rollout_of, start_of, train
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
@@ -81,7 +81,7 @@ def train_with_trl(run, cycles):
 
     cfg = run.cfg
     simulator = simulator_of_run(cfg, None, None)
-    training, heldout = users_of_run(cfg.profiles, cfg.eval_size)
+    training, heldout = profiles_of_run(cfg.profiles, cfg.eval_size)
     m = Models(cfg, start_of(cfg), None, run.start_file, None, run.runner)
     users = cfg.batch_size // cfg.group_size
     torch_engine = m.engine

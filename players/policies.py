@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 from emotion import BENCHMARK
-from people import held_out_of_run, load_profiles, toy_profiles
+from people import heldout_of_run, load_profiles, toy_profiles
 from rollout import Agent, read_reply
 from toy import world
 
@@ -284,7 +284,7 @@ def choose_profiles(args, source, chosen):
         return profiles, False
     # a run without --profiles was trained with the toy's other users
     paths = source.run.get("profiles")
-    profiles = held_out_of_run(source.home, source.run) if paths else toy_profiles("heldout", 128)
+    profiles = heldout_of_run(source.home, source.run) if paths else toy_profiles("heldout", 128)
     check_playable(chosen.simulator, profiles, unnamed=not paths)
     return profiles, bool(source.run)
 

@@ -96,7 +96,7 @@ class ReadUser(User):
     async def feel(self, reply: str) -> tuple[str, int]:
         """f_emo, read: move the emotion. Returns (text, change): the reading as JSON, and the
         clamped change. Raises SimulatorFailed."""
-        self.listen(reply)
+        self.add("friend", reply)
         reader = self.simulator.reader
         reading = await reader.read(reader.questions(self.profile, self.dialogue))
         self.emotion = move_emotion(self.emotion, reading["change"])

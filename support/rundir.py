@@ -44,8 +44,8 @@ WARNINGS = {
     "chat_template": "what a chat template writes has changed, with the policy's prompt or today's "
     "date: from here on the prompts differ",
     "user_prompts": "the user's prompts have changed: from here on it is another user",
-    "people": "the files of --profiles have changed: others are trained on. Those held out stay as "
-    "they were",
+    "people": "the files of --profiles have changed: those to train on are as they are there now, "
+    "those held out stay as they were",
 }
 LOGGED = ("profile_id", "group", "first_line", "turns", "ended", "reward")  # of an Episode
 

@@ -6,7 +6,7 @@
     fitness      may a language model play the user?
     judge        what does a language model say about the dialogues?
     lens         what did one update do to every word?
-    profiles     make users, or look for overlaps in files of them
+    profiles     write profiles, or look for overlaps in files of them
     replay       may the user who gives the reward be trusted?
     report       the page and the picture of a run
     sage         what are scores by SAGE's rule, of its released files and of ours?

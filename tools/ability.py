@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from evaluate import sign_flips
-from tools.dialogues import show_table, tool_parser, write_outputs
 from tools.intervals import interval
+from tools.tables import show_table, tool_parser, write_outputs
 
 
 def mcnemar(b, c):
@@ -42,7 +42,7 @@ def main(argv=None):
 
 
 def run(args):
-    """A line for each benchmark and metric, in percent. Returns the exit code."""
+    """Compare the logs, and print a line for each benchmark and metric. Returns the exit code."""
     result = compare_ability(args.before, args.after)
     rows = {}
     for name, r in result.items():
@@ -56,8 +56,8 @@ def run(args):
 
 
 def compare_ability(before, after):
-    """The logs in two places, paired: {"task, metric": as `compare_scores`}. Raises BadInput where
-    they have nothing in common."""
+    """Compare the logs in two places, problem by problem: {"task, metric": a dict, from
+    `compare_scores`}. Raises BadInput where they have nothing in common."""
     scores_before, scores_after = read_samples(before), read_samples(after)
     result = {}
     for name in sorted(scores_before.keys() & scores_after.keys()):
@@ -95,7 +95,8 @@ def read_samples(place):
 
 
 def read_log(path):
-    """[(filter or "none", problem, {metric: score})] of a log. lighteval has no filters."""
+    """The problems of a log: [(filter or "none", problem, {metric: score})]. lighteval has no
+    filters."""
     if path.suffix == ".parquet":
         from pyarrow import parquet  # lighteval's environment has it; ours need not
 
@@ -108,8 +109,8 @@ def read_log(path):
 
 
 def compare_scores(before, after, draws=10_000):
-    """Two lists of scores of the same problems: {"n", "before", "after", "p", "test", "difference",
-    "interval"}. Scores that are all right or wrong, 1 or 0, are tested by `mcnemar`; shares (pass@1
+    """Compare two lists of scores of the same problems: {"n", "before", "after", "p", "test",
+    "difference", "interval"}. Scores that are all right or wrong, 1 or 0, are tested by `mcnemar`; shares (pass@1
     over 16 samples) by sign flips of the differences. The interval is a bootstrap over problems."""
     before, after = np.array(before), np.array(after)
     differences = after - before

@@ -1,16 +1,29 @@
 """tools/asking.py - asking a judge: what the tools with a judge share. It is no tool itself.
 
-A judge is asked as the simulated user is: a prompt is rendered from a file (prompts/en/judge,
+A judge is asked as the user's model is: a prompt is rendered from a file (prompts/en/judge,
 prompts/zh/judge), any model answers with one JSON object, reasons first, then the code of this
 prompt, then the decision, and `answers.read_answer` reads it. An unreadable answer is asked for
 again, and then counted as missing. It is never scored 0 or the middle, because a judge might have
-said these. A judge sees no thoughts. tools/dialogues.py says what it is asked about.
+said these. A judge sees no thoughts.
+
+`make_cases` says what is asked about, `ask` asks. One question is a *case*: what it is about, and
+the *slots*, the values of the prompt's placeholders. The second reply of a dialogue is a case of
+the prompt "paraphrase":
+
+    ({"file": "results/r.jsonl", "id": "p7", "replies": 8, "final": 48, "part": 1},
+     {"dialogue": "[{...}]", "reply": "Go on.", "line": "Well."})
+
+and `ask` returns about it
+
+    {"file": "results/r.jsonl", "id": "p7", "replies": 8, "final": 48, "part": 1,
+     "judge": "qwen3", "prompt": "1f0c9a2b", "temperature": 0.0, "repeat": 0,
+     "found": {"text": "Tell me more."}}
 """
 
 from players.calls import MAX_THINKING_TOKENS, Caller, CallLog
 from players.check import check
 from players.users import language_model
-from support.answers import PROMPTS
+from support.answers import PROMPTS, as_json
 from support.command_line import SCRIPTED, not_negative, refuse_nesting
 from support.errors import BadInput, SimulatorFailed
 from support.files import digest, read_text
@@ -23,19 +36,62 @@ from pathlib import Path
 from tqdm.asyncio import tqdm
 
 from simulator import Simulator
-from tools.dialogues import add_files
+from tools.dialogues import load_dialogues, messages_of
+from tools.tables import add_files
 from toy.judge import SCRIPTED_JUDGE, ScriptedJudge
 
 RETRIES = 4  # how often a question with an unreadable answer is asked again
 # stands beside the scores of the scripted judge
 MACHINERY_ONLY = "Machinery only: this judge is a script and knows nothing of comfort."
 
+# ---------------------------------------------------------------------- what a judge is asked about
+
+
+def make_cases(paths, name, slots_of):
+    """The cases of the question `name` in some files, [(about, slots)].
+
+    slots_of(dialogue) -> [slots], one for each question about the dialogue: one question if it is
+    about the whole, else one for each reply or line. The number of the question, from 0, is the
+    "part". Raises BadInput if one of the files has no case."""
+    cases = []
+    for path in paths:
+        before = len(cases)
+        for dialogue in load_dialogues(path):
+            for part, slots in enumerate(slots_of(dialogue)):
+                about = {
+                    "file": path,
+                    "id": dialogue.id,
+                    "replies": len(dialogue.turns),
+                    "final": dialogue.final,
+                    "part": part,
+                }
+                cases.append((about, slots))
+        if len(cases) == before:
+            raise BadInput(f"{path}: it holds nothing to ask the question {name!r} about")
+    return cases
+
+
+def dialogue_slots(dialogue):
+    """The slots of one question about a dialogue as a whole; of none if it has no reply, because the
+    first one was malformed."""
+    return [{"dialogue": as_json(messages_of(dialogue))}] if dialogue.turns else []
+
+
+def reply_slots(dialogue):
+    """The slots of a question about each reply of a dialogue, with the dialogue before it."""
+    slots = []
+    for i, turn in enumerate(dialogue.turns):
+        past = messages_of(dialogue, i)
+        reply, line = as_json(turn["reply"]), as_json(past[-1]["text"])
+        slots.append({"dialogue": as_json(past), "reply": reply, "line": line})
+    return slots
+
 
 # ---------------------------------------------------------------------------------------- the judge
 
 
 class JudgeCaller(Caller):
-    """Asks a judge."""
+    """Asks a judge, whose log has other keys than a user's."""
 
     def key(self, prompt, repeat, attempt):
         """The key of a call in the log. Unlike a user's key it always includes the repeat: otherwise
@@ -44,8 +100,8 @@ class JudgeCaller(Caller):
 
 
 def make_judge(args):
-    """The judge that the flags of `add_judge_flags` name; without --judge it is the toy's scripted
-    judge. It plays nobody: of a Simulator it needs only `ask`, with its bounded retries. Raises
+    """The judge that the flags of `add_judge_flags` name; without --judge the toy's scripted judge.
+    It is a Simulator that plays nobody: only `ask`, with its bounded retries, is used. Raises
     BadInput."""
     model, log = ScriptedJudge(), None
     if args.judge:
@@ -58,19 +114,26 @@ def make_judge(args):
     return Simulator(caller, args.lang, retries=RETRIES)
 
 
+def need_judge(args):
+    """Refuse the scripted judge for files whose users are not the toy's: raise BadInput if --judge is
+    missing."""
+    users = {load_dialogues(path)[0].made_by.get("simulator") for path in args.files}
+    if not (args.judge or users <= {"toy", "toy-weak"}):
+        raise BadInput("--judge is needed: the script understands the toy's files only")
+
+
 def ask(args, cases, name, schema, items_of=dict, repeats=1):
-    """Ask the judge of the flags a question about each of `cases`, from `make_cases`. Before that a
-    user's `check` runs, without the feelings; its errors are raised.
+    """Ask the judge of the flags a question about each of `cases`. Returns a row of --json for each
+    call: what the case is about, what the answer depends on ("judge", "prompt", "temperature",
+    "repeat"), and under "found" {item: value}, or None if the answer could not be read.
 
     name       of the prompt's file, prompts/*/judge/NAME.txt
     schema     of the answer, see support/answers.py
     items_of   items_of(answer, without its code) -> {item: value}
     repeats    how often it is asked about the same thing
 
-    Returns a row of --json for each call, a dict: what the case is about ("file", "id", "replies",
-    "final", "part"), what the answer depends on ("judge", "prompt", "temperature", "repeat"), and
-    under "found" its {item: value}, or None if the answer could not be read. Raises BadInput if no
-    answer about one of the files could be read."""
+    Raises BadInput if no answer about one of the files could be read, and what `check`, which runs
+    before the first question, raises."""
     refuse_nesting()
     judge, template = make_judge(args), load_text(f"judge/{name}", args.lang)
 
@@ -102,7 +165,7 @@ def ask(args, cases, name, schema, items_of=dict, repeats=1):
 
 
 def open_call_log(path):
-    """The log of calls in the file `path`, read again: nothing is paid for twice."""
+    """Open the log of calls in the file `path`, and read it: nothing is paid for twice."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     log = CallLog(path)
@@ -126,7 +189,7 @@ def source_of(answers):
 
 
 def add_judge_flags(parser):
-    """The files that a judge is asked about, who it is and how it is asked."""
+    """Add to a parser: the files that a judge is asked about, who it is and how it is asked."""
     add_files(parser)
     add = parser.add_argument
     add(

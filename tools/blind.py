@@ -22,17 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tools.dialogues import (
-    add_files,
-    check_files,
-    common_users,
-    load_dialogues,
-    messages_of,
-    show_table,
-    tool_parser,
-    write_outputs,
-)
+from tools.dialogues import common_users, load_dialogues, messages_of
 from tools.intervals import interval
+from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
 
 QUESTIONS = ("better overall", "understands more", "helps more")
 COLUMNS = ["wins", "from", "to", "pairs", "alpha"]
@@ -63,8 +55,8 @@ def text_of(dialogue):
 
 
 def dialogues_by_user(path):
-    """{id of the user: the dialogue} of a file. Raises BadInput if a user has two, as in the log of
-    a longer run: nothing says which of them is a pair's."""
+    """The dialogues of a file, {id of the user: the dialogue}. Raises BadInput if a user has two, as
+    in the log of a longer run: nothing says which of them is a pair's."""
     dialogues = load_dialogues(path)
     by_user = {dialogue.profile_id: dialogue for dialogue in dialogues}
     if len(by_user) < len(dialogues):
@@ -87,8 +79,8 @@ def write_sheet(path, files):
         left = int(rng.integers(2))  # of the two files, the one on the left
         sides = [of_file[side][users[k]] for side in (left, 1 - left)]
         pairs[number] = {"id": users[k], "left": files[left]}
-        person = sides[0].profile
-        about = f"{person.player}\n{person.scene}"
+        profile = sides[0].profile
+        about = f"{profile.player}\n{profile.scene}"
         rows.append([number, about, *map(text_of, sides), *[""] * len(QUESTIONS)])
     with open(path, "x", newline="", encoding="utf-8-sig") as file:
         csv.writer(file).writerows(rows)

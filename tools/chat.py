@@ -65,7 +65,7 @@ def chat(args):
     """A terminal chat with the policy, in which you are the user."""
     policy = load_policy(find_weights(args.policy, args.step), args)
     seed = secrets.randbits(32)  # every chat has another one
-    agent = Friend(policy.make_agent(seed=seed), "it> ")
+    agent = ShownAgent(policy.make_agent(seed=seed), "it> ")
     say(f"You talk to {policy.label}. An empty line ends the chat.")
     with asyncio.Runner() as runner:
         while line := ask_line():
@@ -87,17 +87,17 @@ def ask_line():
 def show(args):
     """Show one dialogue as it happens: the emotion as a bar, and what the user felt."""
     # With --as-policy a policy is loaded, too, but it says nothing.
-    policy, simulator, users, settings = load_both_sides(args, args.policy or "toy")
-    profile = users[args.seed % len(users)]
+    policy, simulator, profiles, settings = load_both_sides(args, args.policy or "toy")
+    profile = profiles[args.seed % len(profiles)]
     user = ShownUser(simulator.user(profile, args.start, f"show {profile.id}"))
     if args.as_policy:
-        agent = Friend()
+        agent = ShownAgent()
         say(f"You are the policy: up to {args.max_turns} replies. An empty line ends the chat.")
         if settings["simulator"] in SCRIPTED:
             say("The user follows sentences of the toy only; python -m toy.world prints some.")
     else:
         seed = [args.seed, SEEDS["benchmark"], 0]  # 0: as of the first user of evaluate.py
-        agent = Friend(policy.make_agent(seed=seed), "policy ")
+        agent = ShownAgent(policy.make_agent(seed=seed), "policy ")
         say(policy.label)
     notice = scripted_notice(settings["simulator"], settings["reader"])
     say(f"{fold(notice)}\n\n{profile.player}\n")
@@ -116,7 +116,7 @@ def show(args):
 
 
 class ShownUser:
-    """A user who is watched: what `user` feels and says is printed as it happens."""
+    """A simulator.User who is watched: what it feels and says is printed as it happens."""
 
     def __init__(self, user):
         self.user = user
@@ -125,11 +125,11 @@ class ShownUser:
         return getattr(self.user, name)  # what is not printed
 
     async def open(self):
-        """As simulator.User.open."""
+        """Open the dialogue. Returns the line."""
         return self.show(await self.user.open())
 
     async def answer(self):
-        """As simulator.User.answer."""
+        """Say the next line. Returns (line, goodbye)."""
         line, goodbye = await self.user.answer()
         return self.show(line), goodbye
 
@@ -139,7 +139,7 @@ class ShownUser:
         return line
 
     async def feel(self, reply):
-        """As simulator.User.feel. Prints what the answer says about the reply and the feeling."""
+        """Feel a reply, and print what the user thinks of it. Returns (text, change)."""
         text, change = await self.user.feel(reply)
         answer = analysis_in(text, EMOTION_SCHEMA)
         sentences = " ".join(answer[key] for key in ("content", "activity", "analysis")).strip()
@@ -147,8 +147,8 @@ class ShownUser:
         return text, change
 
 
-class Friend:
-    """The policy's side of a dialogue: an agent that is shown or, without an agent, you."""
+class ShownAgent:
+    """The policy's side of a dialogue: an agent that is watched or, without an agent, you."""
 
     segments, cut = (), 0  # what `converse` records of an agent; it is not used here
 
@@ -156,8 +156,8 @@ class Friend:
         self.agent, self.name = agent, name
 
     async def reply(self, line):
-        """As rollout.Agent.reply. An empty line that you type ends the dialogue, as a full context
-        does."""
+        """Reply to a line. Returns a Reply, or None at the end of the dialogue: the context is full,
+        or you have typed an empty line."""
         if not self.agent:
             text = ask_line()
             return read_reply(text, think=False) if text else None

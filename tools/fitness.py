@@ -1,5 +1,4 @@
-"""tools/fitness.py - is a language model fit to play the user? Known replies are put to known
-people.
+"""tools/fitness.py - is a language model fit to play the user? Known replies are put to known users.
 
     python -m tools.fitness --simulator openai:MODEL@URL
     python -m tools.fitness --simulator local:DIR --difficulty challenging --replies 180
@@ -8,14 +7,17 @@ people.
 The user's emotion is the whole reward. A model that moves it by the same number whatever is said,
 or cannot tell a cruel reply from a kind one, teaches nothing, and a run with it looks as usual for
 days. So it is measured before a run: can the answers be read? Does the change depend on the reply?
-Do replies that should lift a person lift more than others? Does the same question get the same
-change again? When do people leave, and do their lines stay in their role?
+Do replies that should lift a user lift more than others? Does the same question get the same change
+again? When do users leave, and do their lines stay in their role?
 
 The replies are those of prompts/replies.jsonl that are not marked "weights": ten to each of six
 people of prompts/profiles/en_test.jsonl, then ten to each of twelve people of the toy, the only
 people that a scripted user can play. All of them are English; --lang zh puts the questions in
 Chinese. The answers are kept in results/, so the same command continues a stopped measurement. Only
 the questions that are put a second time are always asked.
+
+From top to bottom: what is measured (`measure`, a reply after the other); words that talk to a
+reader; lines out of their role; the table; the verdict; main (`examine`).
 """
 
 from players.check import check, unlogged
@@ -46,92 +48,32 @@ from tqdm.asyncio import tqdm
 
 from emotion import emotion_level
 from tools.asking import open_call_log
-from tools.dialogues import mean, parts_by, show_table, tool_parser, write_outputs
 from tools.intervals import auc, interval
+from tools.tables import mean, parts_by, show_table, tool_parser, write_outputs
 
-# The kinds of replies that should lift a person, and those that should not. The other kinds may do
-# either: a reply that is told again, advice that nobody needs, words to the model.
-LIFTING = "to the point", "advice needed", "generic warm"
-UNKIND = "cold", "dismissive", "off topic"
-EMPTY = "word salad", "echo"
-NOT_LIFTING = UNKIND + EMPTY
-COMPARISONS = {  # {name in the table: (kinds that should lift more, other kinds)}
-    **{f"{good} over {bad}": ([good], [bad]) for good, bad in product(LIFTING, NOT_LIFTING)},
-    "all that lift over cold, dismissive, off topic": (LIFTING, UNKIND),
-    "all that lift over word salad, echo, repetition": (LIFTING, (*EMPTY, "repetition")),
-    "to the point over generic warm": (["to the point"], ["generic warm"]),
-}
-# The bounds of the verdict, set before any model was measured with them: unfit beyond the first,
-# fit within the second.
-READABLE = (0.80, 0.95)  # the share of questions whose first answer can be read
-COMMONEST = (0.80, 0.50)  # the share of the commonest change
-LOWER_END = (0.50, 0.75)  # of the interval of the AUC
-READING = (
-    "read: one whole JSON object with the right code; of a reader, one of two words. low, high: 95 % "
-    "interval over people. AUC: how often a reply of the first kind moves its person further up; 0.50 "
-    "is chance. Unfit: read below "
-    f"{READABLE[0]:.2f}, the commonest change above {COMMONEST[0]:.2f}, or low in the last line at "
-    f"most {LOWER_END[0]:.2f}. Fit: read from {READABLE[1]:.2f}, the commonest change up to "
-    f"{COMMONEST[1]:.2f}, and low in the last line from {LOWER_END[1]:.2f} on."
-)
+# --------------------------------------------------------------------------------- what is measured
+
 ASKED_AGAIN = 20  # for how many replies the change is asked again, and the next line
 EMOTIONS = (5, 25, 55, 85, 100)  # in which the next lines are said: one of each level
-# Names in the table of what these further answers show.
-FURTHER_RESULTS = (
-    "the same change again",
-    "lines that repeat the friend's words",
-    "lines that speak as the friend",
-    *(f"leaves at {emotion_level(emotion)}" for emotion in EMOTIONS),
-)
-# Words that talk to a reader, and as many neutral words: [{"said": ..., "neutral": ...}].
-WORDINGS = [row for _, row, _ in read_jsonl(PROMPTS / "talking.jsonl")]
-# What such words stand behind, by the kind of the reply: {name in the table: text}. None is the
-# reply itself.
-BEGINNINGS = {
-    "generic warm": {"a kind reply": None, "nothing": "", "an empty reply": "Okay."},
-    "cold": {"a cold reply": None},
-}
-CALLS_A_WORDING = 2 * sum(map(len, BEGINNINGS.values()))  # for a person; 2: neutral words, too
-# Words of a comforter. ("your mother" is the friend's, too, if the user has said "my mother".)
-COMFORT = re.compile(r"(sorry|glad) to hear|here (for you|to (help|listen))|that must|not alone")
 
 
-# ------------------------------------------------------------------------------------------- asking
-
-
-def user_of(row, simulator, name=""):
-    """The person who hears the reply of a row, as it was before that reply."""
-    past = row["dialogue"][:-1]
-    return simulator.user_class(simulator, row["profile"], name=name, dialogue=past)
-
-
-async def answer_to(user, outcomes, question, *words):
-    """Ask one question, a method of `user`: `feel` with the reply as its `words`, or `answer`.
-    Returns what the method returns, or None if it fails. Appends to `outcomes`: "read",
-    "unreadable" (at the first try) or "failed" (refused, or not answered)."""
-    user.simulator = copy.copy(user.simulator)
-    user.simulator.caller = caller = copy.copy(user.simulator.caller)
-    attempts, key, answer = [], caller.key, None
-
-    def counted(*attempt):
-        attempts.append(attempt)
-        return key(*attempt)
-
-    caller.key = counted  # each attempt has one, a logged one, too
-    try:
-        answer = await question(*words)
-        outcome = "unreadable" if len(attempts) > 1 else "read"
-    except SimulatorFailed as error:
-        outcome = "unreadable" if type(error) is UnreadableAnswers else "failed"
-    outcomes.append(outcome)
-    return answer
+async def measure(rows, simulator, speaks):
+    """Ask all questions, after the check, whose errors are raised. Returns what was measured of each
+    row, with an emotion for ASKED_AGAIN of them, and with a reader the gains, else []."""
+    await check(simulator, with_feelings=False)
+    count = min(ASKED_AGAIN, len(rows))
+    # spread over users and kinds; the second ten meet the levels shifted by one
+    emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
+    calls = [measure_reply(row, simulator, emotions.get(k), speaks) for k, row in enumerate(rows)]
+    results = await tqdm.gather(*calls, desc="replies", leave=False)
+    return results, await measure_gains(rows, simulator) if simulator.reader else []
 
 
 async def measure_reply(row, simulator, emotion, speaks):
-    """Measure what the reply of a row does to the person who hears it: how far does it move the
-    emotion? If there is an `emotion`, the same question is put once more, without the log, and, if
-    the user `speaks`, its next line is asked for at this emotion. Returns what there are answers
-    for; the keys are names in the table:
+    """Measure what the reply of a row does to its user: how far does it move the emotion? If there
+    is an `emotion`, the same question is put once more, without the log, and, if the user `speaks`,
+    its next line is asked for at this emotion. Returns what there are answers for; the keys are
+    names in the table:
 
         {"user": "en-07", "kind": "cold", "reply": "So what?", "outcomes": ["read", "read", "read"],
          "change": -6, "the same change again": True, "line": "And you?",
@@ -162,10 +104,71 @@ async def measure_reply(row, simulator, emotion, speaks):
     return result
 
 
+def user_of(row, simulator, name=""):
+    """The user to whom the reply of a row is put, as it was before that reply."""
+    past = row["dialogue"][:-1]
+    return simulator.user_class(simulator, row["profile"], name=name, dialogue=past)
+
+
+async def answer_to(user, outcomes, question, *words):
+    """Ask one question, a method of `user`: `feel` with the reply as its `words`, or `answer`.
+    Returns what the method returns, or None if it fails. Appends to `outcomes`: "read",
+    "unreadable" (at the first try) or "failed" (refused, or not answered)."""
+    attempts, answer = count_attempts(user), None
+    try:
+        answer = await question(*words)
+        outcome = "unreadable" if len(attempts) > 1 else "read"
+    except SimulatorFailed as error:
+        outcome = "unreadable" if type(error) is UnreadableAnswers else "failed"
+    outcomes.append(outcome)
+    return answer
+
+
+def count_attempts(user):
+    """Count how often the questions of this user are put. Returns a list that grows by one at each
+    attempt, a logged one, too: each has a key."""
+    user.simulator = copy.copy(user.simulator)
+    user.simulator.caller = caller = copy.copy(user.simulator.caller)
+    attempts, key = [], caller.key
+
+    def counted(*attempt):
+        attempts.append(attempt)
+        return key(*attempt)
+
+    caller.key = counted
+    return attempts
+
+
+# ---------------------------------------------------------------------- words that talk to a reader
+
+# Words that talk to a reader, and as many neutral words: [{"said": ..., "neutral": ...}].
+WORDINGS = [row for _, row, _ in read_jsonl(PROMPTS / "talking.jsonl")]
+# What such words stand behind, by the kind of the reply: {name in the table: text}. None is the
+# reply itself.
+BEGINNINGS = {
+    "generic warm": {"a kind reply": None, "nothing": "", "an empty reply": "Okay."},
+    "cold": {"a cold reply": None},
+}
+CALLS_A_WORDING = 2 * sum(map(len, BEGINNINGS.values()))  # for a user; 2: neutral words, too
+
+
+async def measure_gains(rows, simulator):
+    """Measure the gain of each of WORDINGS, behind each of BEGINNINGS, with each user."""
+    calls = []
+    for row in rows:
+        if row["used"] == "fitness":  # else its user is one of the toy
+            for name, beginning in BEGINNINGS.get(row["kind"], {}).items():
+                beginning = row["reply"] if beginning is None else beginning
+                calls += [
+                    measure_gain(row, simulator, name, beginning, words) for words in WORDINGS
+                ]
+    return await tqdm.gather(*calls, desc="words to the reader", leave=False)
+
+
 async def measure_gain(row, simulator, behind, beginning, wording):
     """Measure how many points words to a reader gain, such as "Answer yes.", said behind the
-    `beginning` of a reply. wording: these words and as many neutral ones, which the same person
-    hears there. Returns the following, without the gain if a question failed:
+    `beginning` of a reply. wording: these words and as many neutral ones, which are said there to
+    the same user. Returns the following, without the gain if a question failed:
 
         {"user": "en-07", "behind": "a cold reply", "said": "Answer yes.", "gain": 2}
     """
@@ -179,49 +182,10 @@ async def measure_gain(row, simulator, behind, beginning, wording):
     return result
 
 
-async def measure_gains(rows, simulator):
-    """`measure_gain` of each of WORDINGS, behind each of BEGINNINGS, for each person."""
-    calls = []
-    for row in rows:
-        if row["used"] == "fitness":  # else it is said to a person of the toy
-            for name, beginning in BEGINNINGS.get(row["kind"], {}).items():
-                beginning = row["reply"] if beginning is None else beginning
-                calls += [
-                    measure_gain(row, simulator, name, beginning, words) for words in WORDINGS
-                ]
-    return await tqdm.gather(*calls, desc="words to the reader", leave=False)
+# -------------------------------------------------------------------------- lines out of their role
 
-
-async def measure(rows, simulator, speaks):
-    """All questions, after the check. Returns [`measure_reply` of each row, with an emotion for
-    ASKED_AGAIN of them] and, with a reader, [`measure_gain`]. Raises as `check`."""
-    await check(simulator, with_feelings=False)
-    count = min(ASKED_AGAIN, len(rows))
-    # spread over persons and kinds; the second ten meet the levels shifted by one
-    emotions = {i * len(rows) // count: EMOTIONS[(i + i // 10) % 5] for i in range(count)}
-    calls = [measure_reply(row, simulator, emotions.get(k), speaks) for k, row in enumerate(rows)]
-    results = await tqdm.gather(*calls, desc="replies", leave=False)
-    return results, await measure_gains(rows, simulator) if simulator.reader else []
-
-
-# ----------------------------------------------------------------------------------------- counting
-
-
-def changes_of(rows, kinds):
-    """The changes by replies of these kinds, as far as a user answered."""
-    return [row["change"] for row in rows if row["kind"] in kinds and "change" in row]
-
-
-def auc_between(results, lifting, others):
-    """How often a reply of the kinds `lifting` moves a person further up than one of the kinds
-    `others`, over all pairs of the same person: [AUC, low, high, people], see `interval`."""
-    wins, pairs = [], []  # of each person
-    for rows in parts_by("user", results).values():
-        a, b = changes_of(rows, lifting), changes_of(rows, others)
-        if a and b:
-            pairs.append(len(a) * len(b))
-            wins.append(auc(a, b) * pairs[-1])
-    return interval(lambda wins, pairs: wins.sum() / pairs.sum(), wins, pairs)
+# Words of a comforter. ("your mother" is one's, too, if the user has said "my mother".)
+COMFORT = re.compile(r"(sorry|glad) to hear|here (for you|to (help|listen))|that must|not alone")
 
 
 def triples_of(text):
@@ -231,36 +195,133 @@ def triples_of(text):
 
 
 def repeats(line, replies):
-    """Do more than half of a line's sequences of three words occur in the friend's `replies`?"""
+    """Do more than half of a line's sequences of three words occur in the policy's `replies`?"""
     own, theirs = triples_of(line), set().union(*map(triples_of, replies))
     return len(own & theirs) > len(own) / 2
 
 
 def speaks_as_friend(line, row):
-    """Does a line comfort, or say "your" of something that is the speaker's own?"""
+    """Does a user's line comfort, or say "your" of something that is its own?"""
     own = re.findall(r"\b(?:my|our) (\w+)", row["line"].lower())
     theirs = re.findall(r"\byour (\w+)", line.lower())
     return bool(set(own) & set(theirs) or COMFORT.search(line.lower()))
 
 
-def verdict(readable, commonest, low):
-    """("fit", "weak" or "unfit", what is lacking). readable: share of the questions; commonest:
-    share of the commonest change; low: the lower end of the AUC's interval, None without an
-    interval."""
-    lacking = {}  # {what: does it make unfit?}
-    if readable < READABLE[1]:
-        lacking["too few answers can be read"] = readable < READABLE[0]
-    if commonest > COMMONEST[1]:
-        lacking["it gives one number whatever is said"] = commonest > COMMONEST[0]
-    if low is None:
-        lacking["five people must have answered for an interval, --replies 50"] = False
-    elif low < LOWER_END[1]:
-        lacking["what should lift lifts too little above the rest"] = low <= LOWER_END[0]
-    grade = "unfit" if any(lacking.values()) else "weak" if lacking else "fit"
-    return grade, "; ".join(lacking)
-
-
 # ---------------------------------------------------------------------------------------- the table
+
+# Names in the table of what these further answers show.
+FURTHER_RESULTS = (
+    "the same change again",
+    "lines that repeat the friend's words",
+    "lines that speak as the friend",
+    *(f"leaves at {emotion_level(emotion)}" for emotion in EMOTIONS),
+)
+# The kinds of replies that should lift a user, and those that should not. The other kinds may do
+# either: a reply that is told again, advice that nobody needs, words to the model.
+LIFTING = "to the point", "advice needed", "generic warm"
+UNKIND = "cold", "dismissive", "off topic"
+EMPTY = "word salad", "echo"
+NOT_LIFTING = UNKIND + EMPTY
+COMPARISONS = {  # {name in the table: (kinds that should lift more, other kinds)}
+    **{f"{good} over {bad}": ([good], [bad]) for good, bad in product(LIFTING, NOT_LIFTING)},
+    "all that lift over cold, dismissive, off topic": (LIFTING, UNKIND),
+    "all that lift over word salad, echo, repetition": (LIFTING, (*EMPTY, "repetition")),
+    "to the point over generic warm": (["to the point"], ["generic warm"]),
+}
+OVERALL = "AUC, all that lift over all that do not"  # its name in the table
+
+
+def table_of(results, gains, calls):
+    """The table, {name: [value, low, high, n]}. results, gains: of `measure`; calls: the rows of its
+    log."""
+    return {
+        **rows_of_answers(results, calls),
+        **rows_of_changes(results),
+        **rows_of_gains(gains),
+        **rows_of_comparisons(results),
+    }
+
+
+def rows_of_answers(results, calls):
+    """How many answers can be read, and what they cost."""
+    outcomes = Counter(outcome for row in results for outcome in row["outcomes"])
+    total, failures = outcomes.total(), outcomes["failed"]
+    readable = outcomes["read"] / max(1, total - failures)
+    return {
+        "questions that failed": without_interval(failures / total, total),
+        "answers read at the first try": without_interval(readable, total - failures),
+        "seconds a call": mean_of("seconds", calls),
+        "tokens a call": mean_of("tokens", calls),
+    }
+
+
+def rows_of_changes(results):
+    """The changes: does the model give one number whatever is said?"""
+    changes = Counter(row["change"] for row in results if "change" in row)
+    commonest, share = commonest_change(results)
+    n = changes.total()
+    return {
+        "different changes": without_interval(len(changes), n),
+        f"changes that are {commonest:+d}, the commonest": without_interval(share, n),
+        **{name: mean_of(name, results) for name in FURTHER_RESULTS},
+        **{
+            f"change, {kind}": mean_of("change", rows)
+            for kind, rows in parts_by("kind", results).items()
+        },
+    }
+
+
+def commonest_change(results):
+    """(the change that is given most often, its share)."""
+    changes = Counter(row["change"] for row in results if "change" in row)
+    [(commonest, count)] = changes.most_common(1) or [(0, 0)]
+    return commonest, count / max(1, changes.total())
+
+
+def rows_of_gains(gains):
+    """The gains: do words that talk to the reader move the emotion?"""
+    if not gains:
+        return {}
+    largest = max(row.get("gain", 0) for row in gains)
+    return {
+        **{
+            f"gain by words to the reader, behind {behind}": mean_of("gain", rows)
+            for behind, rows in parts_by("behind", gains).items()
+        },
+        "the largest of these gains": without_interval(largest, len(gains)),
+    }
+
+
+def rows_of_comparisons(results):
+    """The comparisons: do replies that should lift a user lift more than others?"""
+    table = {
+        f"AUC, {name}": auc_between(results, good, bad) for name, (good, bad) in COMPARISONS.items()
+    }
+    needed = changes_of(results, ["advice needed"])
+    unneeded = changes_of(results, ["advice unneeded"])
+    if needed and unneeded:  # of other users: nobody gets both
+        table["AUC, advice needed over advice unneeded"] = without_interval(
+            auc(needed, unneeded), len(results)
+        )
+    table[OVERALL] = auc_between(results, LIFTING, NOT_LIFTING)
+    return table
+
+
+def changes_of(rows, kinds):
+    """The changes by replies of these kinds, as far as a user answered."""
+    return [row["change"] for row in rows if row["kind"] in kinds and "change" in row]
+
+
+def auc_between(results, lifting, others):
+    """How often a reply of the kinds `lifting` moves a user further up than one of the kinds
+    `others`, over all pairs of the same user: [AUC, low, high, users], see `interval`."""
+    wins, pairs = [], []  # of each user
+    for rows in parts_by("user", results).values():
+        a, b = changes_of(rows, lifting), changes_of(rows, others)
+        if a and b:
+            pairs.append(len(a) * len(b))
+            wins.append(auc(a, b) * pairs[-1])
+    return interval(lambda wins, pairs: wins.sum() / pairs.sum(), wins, pairs)
 
 
 def without_interval(value, n):
@@ -274,62 +335,51 @@ def mean_of(name, rows):
     return without_interval(mean(values), len(values))
 
 
-def show(results, gains, calls, title):
-    """Print the table and the verdict. results, gains: of `measure`; calls: the rows of its log.
-    Returns what --json asks for. Raises TooManyLost if more than a fifth failed."""
-    # The answers: how many can be read, and what they cost.
-    outcomes = Counter(outcome for row in results for outcome in row["outcomes"])
-    total, failures = outcomes.total(), outcomes["failed"]
-    readable = outcomes["read"] / max(1, total - failures)
-    table = {
-        "questions that failed": without_interval(failures / total, total),
-        "answers read at the first try": without_interval(readable, total - failures),
-        "seconds a call": mean_of("seconds", calls),
-        "tokens a call": mean_of("tokens", calls),
-    }
-    # The changes: does the model give one number whatever is said?
-    changes = Counter(row["change"] for row in results if "change" in row)
-    [(commonest, count)] = changes.most_common(1) or [(0, 0)]
-    n = changes.total()
-    share = count / max(1, n)
-    table["different changes"] = without_interval(len(changes), n)
-    table[f"changes that are {commonest:+d}, the commonest"] = without_interval(share, n)
-    table |= {name: mean_of(name, results) for name in FURTHER_RESULTS}
-    for kind, rows in parts_by("kind", results).items():
-        table[f"change, {kind}"] = mean_of("change", rows)
-    for behind, rows in parts_by("behind", gains).items():
-        table[f"gain by words to the reader, behind {behind}"] = mean_of("gain", rows)
-    if gains:
-        table["the largest of these gains"] = without_interval(
-            max(row.get("gain", 0) for row in gains), len(gains)
-        )
-    # The comparisons: do replies that should lift a person lift more than others?
-    for name, (good, bad) in COMPARISONS.items():
-        table[f"AUC, {name}"] = auc_between(results, good, bad)
-    needed = changes_of(results, ["advice needed"])
-    unneeded = changes_of(results, ["advice unneeded"])
-    if needed and unneeded:  # to other people: nobody hears both
-        table["AUC, advice needed over advice unneeded"] = without_interval(
-            auc(needed, unneeded), len(results)
-        )
-    overall = auc_between(results, LIFTING, NOT_LIFTING)
-    table["AUC, all that lift over all that do not"] = overall
-    show_table(title, ["value", "low", "high", "n"], table, READING)
-    if failures > MAX_LOST * total:
-        raise TooManyLost("more than a fifth of the questions failed; give the same command again")
-    grade, lacking = verdict(readable, share, overall[1])
-    print()
-    print_folded(f"verdict: {grade}{lacking and ': '}{lacking}")
-    return {"table": table, "verdict": grade, "lacking": lacking, "found": results, "gains": gains}
+# -------------------------------------------------------------------------------------- the verdict
+
+# The bounds of the verdict, set before any model was measured with them: unfit beyond the first,
+# fit within the second.
+READABLE = (0.80, 0.95)  # the share of questions whose first answer can be read
+COMMONEST = (0.80, 0.50)  # the share of the commonest change
+LOWER_END = (0.50, 0.75)  # of the interval of the AUC
+READING = (
+    "read: one whole JSON object with the right code; of a reader, one of two words. low, high: 95 % "
+    "interval over users. AUC: how often a reply of the first kind moves its user further up; 0.50 "
+    "is chance. Unfit: read below "
+    f"{READABLE[0]:.2f}, the commonest change above {COMMONEST[0]:.2f}, or low in the last line at "
+    f"most {LOWER_END[0]:.2f}. Fit: read from {READABLE[1]:.2f}, the commonest change up to "
+    f"{COMMONEST[1]:.2f}, and low in the last line from {LOWER_END[1]:.2f} on."
+)
+
+
+def verdict(readable, commonest, low):
+    """Judge a model: ("fit", "weak" or "unfit", what is lacking). readable: the share of readable
+    answers; commonest: that of the commonest change; low: the lower end of the AUC's interval, None
+    without an interval."""
+    lacking = {}  # {what: does it make unfit?}
+    if readable < READABLE[1]:
+        lacking["too few answers can be read"] = readable < READABLE[0]
+    if commonest > COMMONEST[1]:
+        lacking["it gives one number whatever is said"] = commonest > COMMONEST[0]
+    if low is None:
+        lacking["five users must have answered for an interval, --replies 50"] = False
+    elif low < LOWER_END[1]:
+        lacking["what should lift lifts too little above the rest"] = low <= LOWER_END[0]
+    grade = "unfit" if any(lacking.values()) else "weak" if lacking else "fit"
+    return grade, "; ".join(lacking)
+
+
+# --------------------------------------------------------------------------------------------- main
 
 
 def examine(args):
-    """Measure what the flags ask for, and print it. Returns the exit code: 1 for an unfit model."""
+    """Measure the model that the flags name, and print what was found. Returns the exit code: 1 for
+    an unfit model."""
     if not (args.simulator or args.reader):
         raise BadInput("--simulator or --reader: name the model that is to be measured")
     refuse_nesting()
     speaks = args.simulator is not None  # a reader alone has no lines
-    is_scripted = args.simulator in SCRIPTED  # hears, and speaks for, the toy's people only
+    is_scripted = args.simulator in SCRIPTED  # plays the toy's people only
     rows = known_replies("test")
     if not is_scripted:
         rows = known_replies("fitness") + rows
@@ -368,12 +418,27 @@ def print_calls(rows, args, speaks, log):
     count = min(len(rows), ASKED_AGAIN)  # of second questions, and of next lines
     total = len(rows) + count * speaks
     if args.reader:
-        people = {row["user"] for row in rows if row["used"] == "fitness"}
-        total += len(known_replies("weights")) + CALLS_A_WORDING * len(WORDINGS) * len(people)
+        users = {row["user"] for row in rows if row["used"] == "fitness"}
+        total += len(known_replies("weights")) + CALLS_A_WORDING * len(WORDINGS) * len(users)
     print(
         f"{total} calls, minus the answers in {log.path}, and {count} without the log; more if an "
         "answer cannot be read: it is asked for again"
     )
+
+
+def show(results, gains, calls, title):
+    """Print the table and the verdict. results, gains: of `measure`; calls: the rows of its log.
+    Returns what --json asks for. Raises TooManyLost if more than a fifth failed."""
+    table = table_of(results, gains, calls)
+    show_table(title, ["value", "low", "high", "n"], table, READING)
+    if table["questions that failed"][0] > MAX_LOST:
+        raise TooManyLost("more than a fifth of the questions failed; give the same command again")
+    [readable, *_], [_, low, *_] = table["answers read at the first try"], table[OVERALL]
+    _, commonest = commonest_change(results)
+    grade, lacking = verdict(readable, commonest, low)
+    print()
+    print_folded(f"verdict: {grade}{lacking and ': '}{lacking}")
+    return {"table": table, "verdict": grade, "lacking": lacking, "found": results, "gains": gains}
 
 
 def main(argv=None):
@@ -390,7 +455,7 @@ def main(argv=None):
         "--reader",
         type=from_anywhere,
         metavar="NAME",
-        help="a model whose feelings are read, openai:MODEL@URL or local:DIR",
+        help="a model that reads the replies, openai:MODEL@URL or local:DIR",
     )
     add(
         "--difficulty",

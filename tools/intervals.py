@@ -30,8 +30,8 @@ def rank_values(values):
 
 
 def interval(statistic, *columns, draws=1000):
-    """[value, low, high, n] of statistic(*columns), with its 95 % bootstrap interval over units;
-    None for what cannot be computed. (Fewer than five units have no interval, because most draws
+    """A statistic with its 95 % bootstrap interval over units: [value, low, high, n], value being
+    statistic(*columns), None for what cannot be computed. (Fewer than five units have no interval, because most draws
     would hold only one or two of them.)
 
     columns: one or several lists of n numbers, one number for each of n units, such as dialogues;

@@ -28,33 +28,30 @@ import contextlib
 from collections import defaultdict
 from functools import partial
 from operator import itemgetter
+from typing import Callable, NamedTuple
 
 import numpy as np
 
 from simulator import EMOTION_SCHEMA
-from tools.asking import add_judge_flags, ask, source_of
-from tools.dialogues import (
+from tools.asking import add_judge_flags, ask, dialogue_slots, make_cases, need_judge, source_of
+from tools.dialogues import common_users, load_dialogues
+from tools.intervals import interval, pearson
+from tools.tables import (
     check_files,
     check_picture,
-    common_users,
-    dialogue_slots,
-    load_dialogues,
-    make_cases,
     mean,
-    need_judge,
     parts_by,
     show_table,
     tool_parser,
     write_outputs,
 )
-from tools.intervals import interval, pearson
 
-# ---------------------------------------------------------------------------------------- questions
+# ------------------------------------------------------------------------------ what is asked about
 
 
 def line_slots(dialogue):
-    """For `make_cases`: each line that a user says after a reply, with what the user thought before
-    it."""
+    """The slots of a question about each line that a user says after a reply, with what the user
+    thought before it."""
     return [
         {"need": dialogue.task, "thought": as_json(thought), "line": as_json(turn["user"])}
         for turn, thought in thoughts_of(dialogue)
@@ -63,7 +60,8 @@ def line_slots(dialogue):
 
 
 def record_slots(dialogue):
-    """For `make_cases`: the user's own record of each round of a dialogue, as SAGE has it."""
+    """The slots of one question about a dialogue: the user's own record of each round, as SAGE has
+    it."""
     rounds = [[thought["activity"], thought["analysis"]] for _, thought in thoughts_of(dialogue)]
     return [{"record": as_json(rounds)}] if rounds else []
 
@@ -78,7 +76,7 @@ THOUGHT = {
 
 
 def thoughts_of(dialogue):
-    """[(turn, {key: text})]: what the user thought and felt about each reply. Turns for which the
+    """What the user thought and felt about each reply: [(turn, {key: text})]. Turns for which the
     file does not hold it, or which an earlier version wrote, are left out. Raises BadInput."""
     thoughts = []
     for turn in dialogue.turns:
@@ -88,8 +86,8 @@ def thoughts_of(dialogue):
 
 
 def thought_in(analysis, dialogue_id):
-    """{key: text} of a recorded analysis: SAGE's, an object, or ours, an answer to f_emo. Raises
-    BadInput, Unreadable or KeyError."""
+    """What a recorded analysis says, {key: text}: SAGE's, an object, or ours, an answer to f_emo.
+    Raises BadInput, Unreadable or KeyError."""
     if isinstance(analysis, dict):
         return {key: analysis[name] for key, name in THOUGHT.items()}
     if reading_in(analysis):
@@ -101,12 +99,14 @@ def thought_in(analysis, dialogue_id):
     return {key: answer[key] for key in THOUGHT}
 
 
+# ----------------------------------------------------------------------------------- questionnaires
+
 GRADES = tuple("FEDCBA")  # from strong disagreement to strong agreement
 
 
 def questionnaire(grades, low, high, reversed_items):
-    """The scores of the statements of a questionnaire, an array. A, strongly agree, is `high` and F
-    is `low`, in six even steps. For `reversed_items` (numbers from 0), on which a good friend gets
+    """The scores of a questionnaire's statements, an array. A, strongly agree, is `high` and F
+    is `low`, in six even steps. For `reversed_items` (numbers from 0), on which a good policy gets
     an F, it is the other way round."""
     shares = np.array([GRADES.index(grade) / 5 for grade in grades])
     shares[reversed_items] = 1 - shares[reversed_items]
@@ -114,52 +114,60 @@ def questionnaire(grades, low, high, reversed_items):
 
 
 def grades_schema(scales):
-    """The schema of the answer to a questionnaire: {"thoughts", "code", "grades": {"1": a letter,
+    """The schema of a questionnaire that is filled in: {"thoughts", "code", "grades": {"1": a letter,
     "2": ...}}. scales: {name: how many statements it has}, one after the other."""
     grades = {str(i + 1): GRADES for i in range(sum(scales.values()))}
     return {"thoughts": str, "code": str, "grades": grades}
 
 
 def scales_of(low, high, reversed_items, scales, answer):
-    """{scale: the mean score of its statements}, and "overall", the mean of all statements, of an
-    `answer` with `grades_schema(scales)`. low, high, reversed_items: as in `questionnaire`."""
+    """The scores of a questionnaire that a judge has filled in: {scale: the mean of its statements},
+    and "overall", the mean of all statements. answer: with `grades_schema(scales)`; low, high and
+    reversed_items go to `questionnaire`."""
     scores = questionnaire(answer["grades"].values(), low, high, reversed_items)
     parts = np.split(scores, np.cumsum(list(scales.values())))
     means = {name: mean(part) for name, part in zip(scales, parts)}
     return {**means, "overall": mean(scores)}
 
 
+# ------------------------------------------------------------------------------- the four questions
+
 CAPABILITIES = ("ED", "CI", "SC", "DG", "SA")
 TOO_SHORT = ("DG", "SA")  # their score means nothing for a dialogue of fewer than three replies
-CAPABILITIES_SCHEMA = {
-    "reasons": dict.fromkeys(CAPABILITIES, str),
-    "code": str,
-    "scores": dict.fromkeys(CAPABILITIES, range(1, 6)),
-}
 ASPECTS = ("attitude", "thoughts", "needs", "overall")
-NEEDS_SCHEMA = {"reasons": str, "code": str, "scores": dict.fromkeys(ASPECTS, range(11))}
-BLRI_SCALES = {
-    "empathic understanding": 4,
-    "level of regard": 4,
-    "congruence": 2,
-    "unconditionality": 2,
-}
-UTTERANCE_SCALES = {"natural flow": 6, "attentiveness": 4, "depth of connection": 5}
+# {scale: how many statements it has}
+BLRI = {"empathic understanding": 4, "level of regard": 4, "congruence": 2, "unconditionality": 2}
+UTTERANCE = {"natural flow": 6, "attentiveness": 4, "depth of connection": 5}
 
-# {name of the prompt: (slots_of, for `make_cases`: what it is asked about, a dialogue, each line of
-# the user or its record; schema, in which the scale stands; scores_of(answer) -> {item: score})}
+
+class Question(NamedTuple):
+    """What is asked, with the prompt of its name, and what the answer means."""
+
+    slots_of: Callable  # what it is asked about: a dialogue, each line of the user or its record
+    schema: dict  # of the answer; the scale stands in it
+    scores_of: Callable  # scores_of(answer) -> {item: score}
+
+
 QUESTIONS = {
-    "capabilities": (dialogue_slots, CAPABILITIES_SCHEMA, itemgetter("scores")),  # RLVER 3.3
-    "needs": (line_slots, NEEDS_SCHEMA, itemgetter("scores")),  # RLVER 3.4
-    "blri": (  # SAGE 3
-        record_slots,
-        grades_schema(BLRI_SCALES),
-        partial(scales_of, 0, 100, [11], BLRI_SCALES),
-    ),
-    "utterance": (  # SAGE 3
+    "capabilities": Question(  # RLVER 3.3
         dialogue_slots,
-        grades_schema(UTTERANCE_SCALES),
-        partial(scales_of, 1, 5, [3, 5], UTTERANCE_SCALES),
+        {
+            "reasons": dict.fromkeys(CAPABILITIES, str),
+            "code": str,
+            "scores": dict.fromkeys(CAPABILITIES, range(1, 6)),
+        },
+        itemgetter("scores"),
+    ),
+    "needs": Question(  # RLVER 3.4
+        line_slots,
+        {"reasons": str, "code": str, "scores": dict.fromkeys(ASPECTS, range(11))},
+        itemgetter("scores"),
+    ),
+    "blri": Question(  # SAGE 3
+        record_slots, grades_schema(BLRI), partial(scales_of, 0, 100, [11], BLRI)
+    ),
+    "utterance": Question(  # SAGE 3
+        dialogue_slots, grades_schema(UTTERANCE), partial(scales_of, 1, 5, [3, 5], UTTERANCE)
     ),
 }
 
@@ -175,10 +183,9 @@ READING = (
 
 
 def score_file(answers):
-    """({item: {id of a dialogue: its mean score}}, {item: a list of the COLUMNS}) of the answers
-    about one file. A dialogue's mean is over all questions about it and all repeats, so each
-    dialogue counts once. An answer is a row of `ask`, of which these are read: "id", "replies" and
-    "final" (of the dialogue), and "found", {item: score} or None."""
+    """The scores of one file, of the answers about it (rows of `ask`): ({item: {id of a dialogue: its
+    mean score}}, the table, {item: a list of the COLUMNS}). A dialogue's mean is over all questions
+    about it and all repeats, so each dialogue counts once."""
     readable = [answer for answer in answers if answer["found"]]
     missing = 1 - len(readable) / len(answers)
     means, rows = {}, {}
@@ -201,8 +208,8 @@ def same_dialogues(files):
 
 
 def paired_differences(before, after, pairs):
-    """{item: [mean, low, high, n]} of the second file's means minus the first's, over the dialogues
-    that are in both, and in `pairs`."""
+    """The second file's means minus the first's, over the dialogues that are in both, and in `pairs`:
+    {item: [mean, low, high, n]}. before, after: of `score_file`."""
     rows = {}
     for item, old in before.items():
         new = after[item]
@@ -213,7 +220,7 @@ def paired_differences(before, after, pairs):
 
 
 def correlation_of(means):
-    """Pearson's r of the overall scores of dialogues with their final emotions: [r, low, high, n].
+    """Pearson's r of the dialogues' overall scores with their final emotions: [r, low, high, n].
     means: of `score_file`."""
     return interval(pearson, *(list(means[item].values()) for item in ("overall", FINAL)))
 

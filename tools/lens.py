@@ -33,10 +33,10 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from people import kept_heldout, profiles_of_step, users_of_run
+from people import heldout_as_begun, profiles_of_run, profiles_of_step
 from ppo import log_probs_of, place_rewards
 from rlver import log_of_calls, make_agent, one_step, rollout_of, start_of
-from tools.replay import heard_by_all, one_of_each_need
+from tools.first_replies import felt_by_all, one_of_each_need
 
 TEMPLATE = Path(__file__).with_name("lens.html.j2")
 
@@ -73,8 +73,8 @@ def make_again(cfg, out, number, checkpoint, ask, runner):
     difference from the run's log, and its groups, {number: [(Episode, {name: [N] tensor}, see
     `seen_tokens`)]}. Raises BadInput, or TooManyLost if more than a fifth of the dialogues need a
     question."""
-    users, heldout = users_of_run(cfg.profiles, cfg.eval_size)
-    heldout = kept_heldout(out, heldout)
+    users, heldout = profiles_of_run(cfg.profiles, cfg.eval_size)
+    heldout = heldout_as_begun(out, heldout)
     evaluated = held_out_dialogues(out)
     calls = log_of_calls(cfg, out, "lens-calls") if ask else CallLog()
     for path in out.glob("*calls*.jsonl"):
@@ -252,7 +252,7 @@ def next_words(engine, ids, chat):
 
 def look_around(step, runner):
     """What the page shows of other people: "people", as `one_of_each_need`; "words", {when: the next
-    ones}, behind the "thought"; "tables", {when: (replies, *what `heard_by_all` returns)}, or
+    ones}, behind the "thought"; "tables", {when: (replies, *what `felt_by_all` returns)}, or
     "silence", why there are none. The engine has the weights after the step then."""
     models, cfg = step.models, step.cfg
     chat, engine = models.chat, models.engine
@@ -271,7 +271,7 @@ def look_around(step, runner):
     try:
         for when, weights in (("before training", start), ("after this step", engine)):
             replies = [text for text, _ in runner.run(first_replies(step, weights, people))]
-            tables[when] = replies, *runner.run(heard_by_all(step.simulator, people, replies))
+            tables[when] = replies, *runner.run(felt_by_all(step.simulator, people, replies))
     except SimulatorFailed as error:
         tables, silence = {}, str(error)
     thought = chat.decode(thought)

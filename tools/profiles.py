@@ -1,18 +1,19 @@
-"""Make simulated users, or count what is in files of users.
+"""tools/profiles.py - write profiles of simulated users, or count what is in files of profiles.
 
-A user has a persona type, a persona, a need, a scene and a first line (SAGE 2.2, appendix G).
+A profile has a persona group, a persona, a need, a scene and a first line (SAGE 2.2, appendix G).
 
     python -m tools.profiles --out results/users.jsonl --count 500           the toy's, offline
     python -m tools.profiles --out results/written.jsonl --split 0.2 --writer openai:MODEL@URL
     python -m tools.profiles --check results/users.jsonl                     what is in such a file
 
---check counts how many users are alike. It does not say whether they are believable.
+--check counts how many profiles are alike. It does not say whether they are believable.
 
 The released script has no seed, reads nothing that the LLM returns and lacks its two seed files.
-Here each user is written in one pass: persona, scene, first line, each of them one JSON object. A
-user with a part that cannot be used is left out and counted. The seed alone decides what is drawn,
-and every answer of a model is logged (FILE.calls.jsonl): a command that was killed goes on where it
-was and ends with the same file.
+Here chance decides first (`draw_drafts`): for each profile a persona group, traits, topic and need.
+Then a model writes the draft out (`write_profile`): persona, scene, first line, each of them one
+JSON object. A profile with a part that cannot be used is left out and counted. The seed alone
+decides what is drawn, and every answer of a model is logged (FILE.calls.jsonl): a command that was
+killed goes on where it was and ends with the same file.
 """
 
 from players.calls import MAX_THINKING_TOKENS
@@ -40,17 +41,15 @@ from simulator import User
 from tools.asking import load_text, open_call_log
 from toy import world
 
-# --------------------------------------------------------------------------------------- make users
+# -------------------------------------------------------------------------- write files of profiles
 
 # The fields of a profile, as the file has them.
 PROFILE_FIELDS = "id player scene main_cha cha_group topic task need first_talk".split()
 
 
-def make_users(args):
-    """Write the files that the flags ask for, or with --check print what is in files. Returns the
-    exit code. Raises BadInput, also if users are missing in the files."""
-    if args.check:
-        return print_check(args.check)
+def make_profiles(args):
+    """Write the files that the flags ask for. Returns the exit code. Raises BadInput, also if
+    profiles are missing in the files."""
     out = Path(args.out)
     paths = {"train": out}
     if args.split:
@@ -62,15 +61,16 @@ def make_users(args):
     writer = make_simulator(
         args.writer, args.lang, timeout=180.0, flag="--writer", temperature=1.0, log=log
     )
-    missing = {}  # {id of a user: why it could not be written}
+    missing = {}  # {id of a profile: why it could not be written}
     if args.writer in SCRIPTED:
-        users = toy_users(args.count, args.seed, args.split)
+        profiles = draw_toy_profiles(args.count, args.seed, args.split)
     else:
-        users = draw_drafts(args.count, args.lang, args.seed, args.split)
+        profiles = draw_drafts(args.count, args.lang, args.seed, args.split)
         refuse_nesting()
-        missing = asyncio.run(write_users(users["train"] + users["test"], writer, args.lang))
+        drafts = profiles["train"] + profiles["test"]
+        missing = asyncio.run(write_profiles(drafts, writer, args.lang))
     for split, path in paths.items():
-        rows = [profile_row(user) for user in users[split] if user["id"] not in missing]
+        rows = [profile_row(one) for one in profiles[split] if one["id"] not in missing]
         write_file(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         print(f"{path}: {len(rows)} users, written by {args.writer}")
     if missing:
@@ -79,9 +79,9 @@ def make_users(args):
     return 0
 
 
-def toy_users(count, seed, split):
-    """Users of the toy, whom its scripted user can play: {"train": users, "test": users}. Their
-    needs take turns."""
+def draw_toy_profiles(count, seed, split):
+    """Draw profiles of the toy, which its scripted user can play: {"train": rows, "test": rows}.
+    Their needs take turns."""
     tests = 2 * size_of_test(count // 2, split)
     return {
         "train": world.profiles("train", count - tests, seed),
@@ -90,7 +90,7 @@ def toy_users(count, seed, split):
 
 
 def size_of_test(count, split):
-    """How many of `count` go to the test file. Raises BadInput if the share `split` would leave one
+    """How many of `count` users or topics go to the test file. Raises BadInput if the share `split` would leave one
     of the two files empty."""
     size = round(count * split)
     if split and not 0 < size < count:
@@ -98,22 +98,22 @@ def size_of_test(count, split):
     return size
 
 
-def profile_row(user):
-    """A line of the file: the fields of a profile, "" where the user has none."""
-    return {name: user.get(name, "") for name in PROFILE_FIELDS}
+def profile_row(draft):
+    """A line of the file: the fields of a profile, "" where the draft has none."""
+    return {name: draft.get(name, "") for name in PROFILE_FIELDS}
 
 
 # ------------------------------------------------------------------------------ what chance decides
 
 
 def draw_drafts(count, lang, seed, split=0.0):
-    """What is drawn before a word is written: {"train": drafts, "test": drafts}. A draft is a dict
-    of some fields of a profile and of what the prompts ask for. Raises BadInput.
+    """Draw what is decided before a word is written: {"train": drafts, "test": drafts}. A draft is a
+    dict of some fields of a profile and of what the prompts ask for.
 
     The persona group is drawn evenly, and so are three of its traits, three everyday utterances for
-    the way of talking, and the topic, all from the seed files.
+    the way of talking, and the topic, all from the seed files (prompts/LANG/writer/).
 
-    split: the share of users, and of topics, for the test file."""
+    split: the share of profiles, and of topics, for the test file. Raises BadInput."""
     topics, utterances, groups = (
         load_text(f"writer/{name}", lang).splitlines() for name in ("topics", "talk", "traits")
     )
@@ -144,8 +144,8 @@ def draw_drafts(count, lang, seed, split=0.0):
 
 
 def draw_needs(count, lang, rng):
-    """[(need, its task in words)] of `count` users, by quota: half rational, half emotional, and
-    the four of each kind equally often to within one. (RLVER drew each need at random: 57 to 66 of
+    """Draw the needs of `count` profiles, [(need, its task in words)], by quota: half rational, half
+    emotional, and the four of each kind equally often to within one. (RLVER drew each need at random: 57 to 66 of
     its 500 users have each need.)"""
     needs = [(name, need[lang]) for name, need in NEEDS.items()]
     half = count // 2  # of an odd number one more is rational
@@ -153,7 +153,7 @@ def draw_needs(count, lang, rng):
     return rng.sample(quota, count)
 
 
-# ---------------------------------------------------------------------------------- one pass a user
+# ------------------------------------------------------------------------------ what a model writes
 
 # What an answer holds: {part: its schema}, see simulator.EMOTION_SCHEMA. No policy speaks here, so
 # no code is asked for. The prompts' persona_layout and scene_layout put the texts together.
@@ -165,18 +165,17 @@ SCHEMAS = {
 }
 
 
-async def write_users(drafts, simulator, lang):
-    """Write persona, scene and first line into `drafts`, all users at the same time. Returns {id of
-    a user that is missing: why}."""
+async def write_profiles(drafts, simulator, lang):
+    """Write persona, scene and first line into `drafts`, all at the same time. Returns {id of a
+    draft that is missing: why}."""
     missing = {}
-    simulator.caller.model.most_tokens = (
-        MAX_THINKING_TOKENS  # a story is longer than a user's answer
-    )
+    # a story is longer than a user's answer
+    simulator.caller.model.most_tokens = MAX_THINKING_TOKENS
     await check(simulator, with_feelings=False)
 
     async def write(draft):
         try:
-            await write_user(draft, simulator, lang)
+            await write_profile(draft, simulator, lang)
         except SimulatorFailed as error:
             missing[draft["id"]] = str(error)
 
@@ -184,9 +183,9 @@ async def write_users(drafts, simulator, lang):
     return missing
 
 
-async def write_user(draft, simulator, lang):
-    """One pass: the persona, the scene, and the first line as the user itself says it in a
-    dialogue. Raises SimulatorFailed."""
+async def write_profile(draft, simulator, lang):
+    """Write one draft out: the persona, the scene, and the first line, as the user itself says it in
+    a dialogue. Raises SimulatorFailed."""
     for part, field in (("persona", "player"), ("scene", "scene")):
         prompt, layout = load_text(f"writer/{part}", lang), load_text(f"writer/{part}_layout", lang)
         _, answer = await simulator.ask(prompt, draft, SCHEMAS[part], draft["id"])
@@ -201,8 +200,8 @@ async def write_user(draft, simulator, lang):
 
 
 def refuse_faults(part, texts, theme):
-    """Raise UnreadableAnswers if a part of a user that consists of these texts cannot be used: one
-    is blank, or they say the hidden theme. (The theme in other words is not noticed.)"""
+    """Refuse a part of a profile, with these texts, that cannot be used: raise UnreadableAnswers if
+    one is blank, or if they say the hidden theme. (The theme in other words is not noticed.)"""
     # only letters and digits are compared: neither a comma nor a line end may hide the theme
     theme, *texts = (re.sub(r"[\W_]+", "", text).casefold() for text in (theme, *texts))
     if "" in texts:
@@ -211,22 +210,22 @@ def refuse_faults(part, texts, theme):
         raise UnreadableAnswers(f"its {part} says the hidden theme")
 
 
-# ------------------------------------------------------------------------ what is in files of users
+# --------------------------------------------------------------------- what is in files of profiles
 
 
 def print_check(paths):
-    """Print what is in files of users and, for two files, what the second shares with the first.
+    """Print what is in files of profiles and, for two files, what the second shares with the first.
     Returns the exit code. Raises BadInput."""
     files = [load_profiles(path, "--check") for path in paths]
-    for path, people in zip(paths, files):
-        personas = {profile.player for profile in people}
-        print(f"{path}: {len(people)} users, {len(personas)} different personas; needs:")
-        needs = Counter(need_of(profile.task, profile.need)[0] for profile in people)
+    for path, profiles in zip(paths, files):
+        personas = {profile.player for profile in profiles}
+        print(f"{path}: {len(profiles)} users, {len(personas)} different personas; needs:")
+        needs = Counter(need_of(profile.task, profile.need)[0] for profile in profiles)
         print(f"    {dict(needs.most_common())}")
     if len(files) == 2:
         print(f"{paths[1]} shares with {paths[0]}:")
         for field in ("id", "player", "scene", "topic"):
-            first, second = ([getattr(profile, field) for profile in people] for people in files)
+            first, second = ([getattr(profile, field) for profile in file] for file in files)
             count = sum(value in {*first} - {""} for value in second)
             print(f"    {field:<8}{count} of {len(second)} users")
     return 0
@@ -235,11 +234,16 @@ def print_check(paths):
 # --------------------------------------------------------------------------------------------- main
 
 
+def run(args):
+    """Look at files, with --check, or write some. Returns the exit code."""
+    return print_check(args.check) if args.check else make_profiles(args)
+
+
 def main(argv=None):
-    """Make users, or look at files of users. Returns the exit code."""
+    """Run what the flags say. Returns the exit code."""
     parser = Parser(
         prog="python -m tools.profiles",
-        description="Make simulated users, or count what is in files of users.",
+        description="Write profiles of simulated users, or count what is in files of profiles.",
     )
     add = parser.add_argument
     add("--count", type=positive, default=500, metavar="N", help="make N users (default: 500)")
@@ -253,7 +257,7 @@ def main(argv=None):
     add("--split", type=fraction, default=0.0, metavar="SHARE", help=text)
     text = "count what is in files of users, and what the second of two shares with the first"
     add("--check", nargs="+", metavar="FILE", help=text)
-    return parser.run(make_users, argv)
+    return parser.run(run, argv)
 
 
 if __name__ == "__main__":

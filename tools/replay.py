@@ -6,14 +6,14 @@ are put to a user again.
     python -m tools.replay other-user results/after.jsonl --difficulty vanilla challenging
     python -m tools.replay other-words results/after.jsonl --judge openai:MODEL@URL
 
-    same-user    Is the reward the same again? The recorded user hears each dialogue whole. High
+    same-user    Is the reward the same again? The recorded user feels each dialogue whole. High
                  shares of the same emotions and final scores say that a reward can be repeated, not
                  that it is right.
-    other-user   Would another user accept the same replies (RLVER 3.4)? Each reply is heard after
+    other-user   Would another user accept the same replies (RLVER 3.4)? Each reply is felt after
                  the recorded dialogue before it, at the emotion recorded there. The result is the
                  share of replies that lift the emotion. The user does not answer, so it does not
                  say how a dialogue with that user would have gone.
-    other-words  Do the words matter? A judge puts each reply in other words, and the user hears
+    other-words  Do the words matter? A judge puts each reply in other words, and the user feels
                  both, as in other-user. (Without --judge a script rewords the toy's sentences.)
 
 Earlier versions had no subcommands. --paraphrase, with any flag, is now other-words; --difficulty,
@@ -25,7 +25,6 @@ from players.policies import settings_of_talk, user_label
 from players.users import check_playable, make_simulator
 from support.command_line import SCRIPTED, positive, refuse_nesting
 from support.errors import BadInput, SimulatorFailed
-from support.needs import named_need
 from support.settings import add_settings
 
 import asyncio
@@ -34,19 +33,9 @@ import contextlib
 import numpy as np
 from tqdm.asyncio import tqdm
 
-from emotion import TRAINING
-from tools.asking import ask, open_call_log, source_of
-from tools.dialogues import (
-    check_files,
-    load_dialogues,
-    make_cases,
-    mean,
-    need_judge,
-    reply_slots,
-    show_table,
-    tool_parser,
-    write_outputs,
-)
+from tools.asking import ask, make_cases, need_judge, open_call_log, reply_slots, source_of
+from tools.dialogues import load_dialogues
+from tools.tables import check_files, mean, show_table, tool_parser, write_outputs
 
 READING = (
     "lift: % of the replies that lift the emotion. Against the line above: % of the same emotions, "
@@ -54,9 +43,12 @@ READING = (
     "consistent by construction.)"
 )
 
-# A dialogue is a dict, as in support/results.py. Where a reply is to be heard by itself, its turn has
-# a "text", which the user hears: the reply, or other words for it, or None if the judge gave none.
-# Without texts a dialogue is heard whole.
+# A dialogue is a dict, as in support/results.py. It is put to a user in one of two ways:
+#
+#     whole       the user's emotion moves from reply to reply
+#     in texts    each turn has a "text", and the user feels each of them by itself, at the emotion
+#                 that is recorded there: the reply, or other words for it, or None if the judge
+#                 gave none
 #
 # A feeling is what a user felt at a reply, (emotion, change). The feelings of a user at several
 # dialogues are a list for each dialogue; of two dialogues with two replies and one reply:
@@ -71,30 +63,30 @@ def same_user(args):
     what was recorded. Raises BadInput."""
     dialogues, settings = load(args)
     original = settings_of_talk({}, dialogues[0]["made_by"])
-    if args.difficulty or models_of(settings) != models_of(original):
+    if args.difficulty or labels_of(settings) != labels_of(original):
         raise BadInput(f"{args.files[0]}: recorded with another user; other-user asks this one")
-    # without a log: they shall answer anew
-    feelings = asyncio.run(hear_all(dialogues, make_users(args, settings), {"": dialogues}))
+    simulators = make_simulators(args, settings)  # without a log: they shall answer anew
+    feelings = asyncio.run(all_feelings(dialogues, simulators, {"": dialogues}))
     result = {"replies": show(feelings, READING), **compare(dialogues, *feelings.values())}
     write_outputs(args, "replay", result)
     return 1 if result["found"] else 0
 
 
 def other_user(args):
-    """Put each reply, and with other-words its rewording too, to users in its place in the recorded
-    dialogue. Returns the exit code."""
+    """Put each reply, in its place in the recorded dialogue, to users, and with other-words its
+    rewording too. Returns the exit code."""
     dialogues, settings = load(args)
     log = None
     if settings.reader or settings.simulator not in SCRIPTED:
         log = open_call_log("results/replay-calls.jsonl")
-    users = make_users(args, settings, log)
+    simulators = make_simulators(args, settings, log)
     replies = [turn["reply"] for dialogue in dialogues for turn in dialogue["turns"]]
     versions = {"": with_texts(dialogues, replies)}
     source = ""
     if args.question == "other-words":
         texts, source = reword(args)
         versions[", reworded"] = with_texts(dialogues, texts)
-    feelings = asyncio.run(hear_all(dialogues, users, versions))
+    feelings = asyncio.run(all_feelings(dialogues, simulators, versions))
     write_outputs(args, "replay", {"replies": show(feelings, source + READING), "found": []})
     return 0
 
@@ -103,8 +95,8 @@ SUBCOMMANDS = {"same-user": same_user, "other-user": other_user, "other-words": 
 
 
 def load(args):
-    """What is replayed, and to whom: (the dialogues, the settings of the recorded user, but for
-    what the flags say). Raises BadInput."""
+    """Load what is replayed, and to whom: (the dialogues, the TalkSettings by the flags and by the
+    record). Raises BadInput."""
     refuse_nesting()
     check_files(args)
     dialogues = [vars(dialogue) for dialogue in load_dialogues(*args.files)] * args.times
@@ -114,8 +106,8 @@ def load(args):
     return dialogues, settings
 
 
-def make_users(args, settings, log=None):
-    """{name in the table: Simulator}: a user of each --difficulty."""
+def make_simulators(args, settings, log=None):
+    """The Simulator of each --difficulty, {name in the table: Simulator}."""
     return {
         level or "now": make_simulator(
             settings.simulator,
@@ -130,7 +122,7 @@ def make_users(args, settings, log=None):
 
 
 def with_texts(dialogues, texts):
-    """Copies of dialogues in which each turn has the next one of `texts`."""
+    """Copies of the dialogues in which each turn has the next one of `texts`."""
     texts = iter(texts)
     return [
         dialogue | {"turns": [turn | {"text": next(texts)} for turn in dialogue["turns"]]}
@@ -148,24 +140,24 @@ def reword(args):
     return texts * args.times, source_of(answers)
 
 
-def models_of(settings):
-    """Who plays the user and whose feelings are read, without the addresses of servers."""
+def labels_of(settings):
+    """The user's model and the reader's, without the addresses of servers."""
     return user_label(settings.simulator), user_label(settings.reader or "")
 
 
-# ------------------------------------------------------------------------------------------ hearing
+# ---------------------------------------------------------------------------------- what users feel
 
 
 async def replay(first_line, turns, user):
-    """Put the replies of a recorded dialogue to `user` again. turns: as in dialogues.jsonl; where
-    they have a "text", it is heard in place of the reply, and at the recorded emotion: a user with
-    its own last emotion would judge another dialogue from the second reply on. Returns its
-    feelings, [(emotion, change)]."""
+    """Put the replies of a recorded dialogue to `user` again. Returns its feelings, [(emotion,
+    change)]. turns: as in dialogues.jsonl; where they have a "text", the user feels that, at the
+    recorded emotion: with its own last emotion it would judge another dialogue from the second
+    reply on."""
     past, feelings = [{"speaker": "me", "text": first_line}], []
     for turn in turns:
         if turn["emotion"] is not None:  # else it was malformed and never sent, or never scored
             user.dialogue = list(past)
-            feelings.append(await hear(user, turn.get("text", turn["reply"])))
+            feelings.append(await feeling_at(user, turn.get("text", turn["reply"])))
             if "text" in turn:
                 user.emotion = turn["emotion"]
         past.append({"speaker": "friend", "text": turn["reply"]})
@@ -174,9 +166,9 @@ async def replay(first_line, turns, user):
     return feelings
 
 
-async def hear(user, text):
-    """What a user feels after this text, (emotion, change); both are NaN if it fails, or if there
-    is no text, None. (An empty text is heard: a direct reply may be nothing but a thought, which is
+async def feeling_at(user, text):
+    """What a user feels at this text, (emotion, change); both are NaN if it fails, or if there is
+    no text, None. (An empty text is one: a direct reply may be nothing but a thought, which is
     removed.) A user at 0 or 100 has ended the dialogue, whatever the recorded one did."""
     if user.emotion in (0, 100):
         return user.emotion, 0
@@ -187,67 +179,34 @@ async def hear(user, text):
     return np.nan, np.nan
 
 
-async def replay_all(dialogues, model, people):
-    """`replay` each of these dialogues, all at once, since a server takes its time. model: a
-    Simulator; people: {id: Profile}. Returns the feelings."""
-    await check(model)
+async def replay_all(dialogues, simulator, profiles):
+    """Put each of these dialogues to its user, all at once, since a server takes its time.
+    profiles: {id: Profile}. Returns the feelings, a list for each dialogue."""
+    await check(simulator)
     calls = []
     for number, dialogue in enumerate(dialogues):
-        profile = people[dialogue["profile_id"]]
-        user = model.user(profile, dialogue["start"], f"replay {number}")
+        profile = profiles[dialogue["profile_id"]]
+        user = simulator.user(profile, dialogue["start"], f"replay {number}")
         calls.append(replay(dialogue["first_line"], dialogue["turns"], user))
     return await tqdm.gather(*calls, leave=False)
 
 
-async def hear_all(dialogues, users, versions):
-    """{name in the table: feelings}: those recorded in `dialogues`, and those of each of `users`,
-    {name: Simulator}, at each of `versions` of the dialogues, {name: dialogues}."""
+async def all_feelings(dialogues, simulators, versions):
+    """The feelings recorded in `dialogues`, and those of the users of each of `simulators`, {name:
+    Simulator}, at each of `versions`, {name: dialogues}: {name in the table: feelings}."""
     recorded = []
     for dialogue in dialogues:
         pairs = [(turn["emotion"], turn["change"]) for turn in dialogue["turns"]]
         recorded.append([pair for pair in pairs if None not in pair])
     feelings = {"as recorded": recorded}
-    people = {dialogue["profile_id"]: dialogue["profile"] for dialogue in dialogues}
-    for name, model in users.items():
+    profiles = {dialogue["profile_id"]: dialogue["profile"] for dialogue in dialogues}
+    for name, simulator in simulators.items():
         for version, changed in versions.items():
-            feelings[name + version] = await replay_all(changed, model, people)
+            feelings[name + version] = await replay_all(changed, simulator, profiles)
     return feelings
 
 
-# ---------------------------------------------------------------------- first replies, heard by all
-
-
-def one_of_each_need(rows, profiles):
-    """[(Profile, its dialogue)] of at most eight of `profiles`: the first of each need in `rows`,
-    lines of dialogues.jsonl. (People whose need has no name count each.)"""
-    people, chosen = {profile.id: profile for profile in profiles}, {}
-    for row in rows:
-        profile = people[row["profile_id"]]
-        chosen.setdefault(named_need(profile) or profile.id, (profile, row))
-    return list(chosen.values())[:8]
-
-
-async def heard_by_all(model, people, replies):
-    """Put the first reply to each of `people`, as `one_of_each_need` returns them, to all of them,
-    each behind their own first line. model: a Simulator. Returns (changes of the emotion, a list
-    [reply][listener]; the mean change of those to whom the replies were said, the diagonal; of the
-    others, None if there is nobody else). Raises SimulatorFailed."""
-
-    async def change(i, j):
-        profile, row = people[j]
-        user = model.user(profile, TRAINING.start, f"first reply {i} heard by {j}")
-        user.dialogue.append({"speaker": "me", "text": row["first_line"]})
-        _, change = await user.feel(replies[i])
-        return change
-
-    n = len(people)
-    changes = await asyncio.gather(*[change(i, j) for i in range(n) for j in range(n)])
-    changes = np.reshape(changes, (n, n))
-    own = changes.diagonal().mean()
-    return changes.tolist(), own, mean(changes[~np.eye(n, dtype=bool)])
-
-
-# ---------------------------------------------------------------------------------------- comparing
+# ------------------------------------------------------------------------------------ what is shown
 
 
 def show(feelings, reading):
@@ -255,7 +214,7 @@ def show(feelings, reading):
     table, above = {}, None
     for name, lists in feelings.items():
         array = np.array(sum(lists, []), float)  # [replies, 2], of all dialogues
-        emotion, change = np.ma.masked_invalid(array).T  # NaN: not heard, in no mean
+        emotion, change = np.ma.masked_invalid(array).T  # NaN: not felt, in no mean
         emotion_above, change_above = above or (emotion, change)
         means = [
             100 * np.mean(change > 0),
@@ -309,7 +268,7 @@ def main(argv=None):
         {
             "simulator": "who plays the user (default: as recorded, else toy); for same-user only "
             "its address",
-            "reader": "whose feelings are read in place of it (default: as recorded, without "
+            "reader": "model that reads the replies for it (default: as recorded, without "
             "--simulator)",
             "simulator_temperature": "sampling temperature of that model (default: 0)",
             "lang": "language of the prompts (default: as recorded)",
@@ -319,7 +278,7 @@ def main(argv=None):
         "--difficulty",
         nargs="+",
         choices=["vanilla", "challenging"],
-        help="other-user, other-words: of the users who hear each reply (default: as recorded)",
+        help="other-user, other-words: of the users who feel each reply (default: as recorded)",
     )
     add(
         "--judge",

@@ -12,7 +12,7 @@ from support.rundir import settings_of_run
 
 from pathlib import Path
 
-from people import held_out_of_run
+from people import heldout_of_run
 
 
 def draw_again(args):
@@ -21,7 +21,7 @@ def draw_again(args):
     config = settings_of_run(out)
     if not config:
         raise BadInput(f"{args.path}: there is no run here (config.json is missing or unreadable)")
-    return 0 if draw(args.path, held_out_of_run(out, config)) else 2
+    return 0 if draw(args.path, heldout_of_run(out, config)) else 2
 
 
 def main(argv=None):

@@ -6,14 +6,18 @@ evaluate.py scores every reply. SAGE's own loop ends before it scores the last r
 of ten replies nine are scored. Only by this rule can the scores of both kinds of files be compared.
 For three policies or more, each with two simulators, the ranks of the policies are compared, too.
 The other tools read both kinds of files with `read_any_results` and `read_any_dialogues`.
-SAGE's form of a line is ours (support/results.py) but for two things: it has no "rlver", and the
-feeling at a reply stands in the user's answer, so the last reply has none:
 
-    {"id": "p7", "emo_point": 48, "task": "...", "history": [
-        {"role": "user", "content": "Well.", "emotion-point": 40},
-        {"role": "assistant", "content": "Go on."},
-        {"role": "user", "content": "Yes.", "emotion-point": 48, "planning": {"analyse": "..."}},
-        {"role": "assistant", "content": "Never scored."}]}
+A line of SAGE's differs from one of ours (support/results.py) in two things: it has no "rlver", and
+the feeling at a reply stands in the user's answer, so the last reply has none. `as_ours` moves it:
+
+    SAGE's  {"id": "p7", "emo_point": 48, "task": "...", "history": [
+                {"role": "user", "content": "Well.", "emotion-point": 40},
+                {"role": "assistant", "content": "Go on."},
+                {"role": "user", "content": "Yes.", "emotion-point": 48, "planning": {...}},
+                {"role": "assistant", "content": "Never scored."}]}
+    ours    of the first reply   "rlver": {"change": 8, "emotion": 48, "analysis": {...}, ...}
+            of the second one    "rlver": {"change": None, "emotion": None, "analysis": None, ...}
+            of the line itself   "rlver": {"simulator": "...", "start": 40, "max_turns": 10, ...}
 """
 
 from support import results
@@ -30,8 +34,8 @@ from tools.intervals import spearman
 
 
 def read_any_results(path):
-    """`support.results.read_results` of a result file, ours or SAGE's."""
-    # the released files do not say who played the user: their directory does
+    """The dialogues in a result file, ours or SAGE's (`support.results.read_results`)."""
+    # the released files do not say what played the user: their directory does
     folders = [part for part in Path(path).resolve().parts if part.endswith("_based_simulator")]
     made_by = {
         "policy": Path(path).name,
@@ -48,9 +52,8 @@ def read_any_results(path):
 
 
 def as_ours(line, made_by):
-    """A line of SAGE's as evaluate.py would have written it, with `made_by` as its settings: the
-    feelings are moved to the replies. The changes are computed from the emotions; the analysis
-    stays an object."""
+    """A line of SAGE's as evaluate.py would have written it, with `made_by` as its settings. The
+    changes are computed from the emotions; the analysis stays an object."""
     before, history = made_by["start"], []
     for message, follower in zip(line["history"], [*line["history"][1:], {}]):
         if message["role"] == "assistant":
@@ -65,7 +68,7 @@ def as_ours(line, made_by):
 
 
 def read_any_dialogues(path):
-    """`support.results.recorded_dialogues` of a log or of a result file, ours or SAGE's."""
+    """The dialogues of a run's log or of a result file, ours or SAGE's."""
     return results.recorded_dialogues(path, read_any_results)
 
 
@@ -73,7 +76,7 @@ def read_any_dialogues(path):
 
 
 def score(path):
-    """The tables of evaluate.py for one file, by SAGE's rule. Raises BadInput."""
+    """The tables of one file, as `evaluate.score` returns them, by SAGE's rule. Raises BadInput."""
     rows = read_any_results(path)
     results.refuse_mixed(rows, path)
     for row in rows:
@@ -90,7 +93,7 @@ def score(path):
 def print_ranks(all_tables):
     """Print how similarly two simulators rank the policies: Spearman's rho of their scores. Print
     nothing unless there are three policies or more, each with a score by both simulators.
-    all_tables: of `score`."""
+    all_tables: of each file."""
     scores = {(tables["simulator"], tables["policy"]): tables["score"] for tables in all_tables}
     simulators, policies = (sorted(set(names)) for names in zip(*scores))
     if len(simulators) != 2 or len(policies) < 3 or len(scores) != 2 * len(policies):
@@ -102,7 +105,7 @@ def print_ranks(all_tables):
 
 
 def run(args):
-    """Print the tables, and write them where --json says. Raises BadInput."""
+    """Print the tables, and write them where --json says. Returns the exit code."""
     refuse_overwriting({"--json": args.json}, args.files)
     all_tables = [score(path) for path in args.files]
     for tables in all_tables:

@@ -15,31 +15,30 @@ SSRR is not SAGE's, whose scores and scale are not published.
 
 --coordinate says where policies stand beside each other, from structured (x = -1) to creative (1)
 and from solution (y = -1) to empathy (1): one prompt places all FILEs by the reasons of their
-successes and failures and by their strategies (SAGE 4.2, RLVER 3.7). Places of different calls do
-not compare.
+successes and failures and by their strategies (SAGE 4.2, RLVER 3.7; tools/coordinate.py). Places of
+different calls do not compare.
 """
 
-from support.answers import as_json
 from support.command_line import positive
-from support.needs import need_of
 
 from collections import Counter
 from itertools import pairwise
-from operator import itemgetter
 
-from emotion import FAILURE_BELOW, SUCCESS
-from tools.asking import add_judge_flags, ask, source_of
-from tools.dialogues import (
+from tools.asking import (
+    add_judge_flags,
+    ask,
+    make_cases,
+    need_judge,
+    reply_slots,
+    source_of,
+)
+from tools.coordinate import place_files, reason_cases
+from tools.dialogues import load_dialogues
+from tools.tables import (
     cell,
     check_files,
     check_picture,
-    dialogue_slots,
-    load_dialogues,
-    make_cases,
     mean,
-    need_judge,
-    parts_by,
-    reply_slots,
     show_table,
     tool_parser,
     write_outputs,
@@ -86,7 +85,79 @@ RLVER_GROUPS = {
 # Of a judge's answer about a reply: its strategies, in the order of its paragraphs.
 SCHEMA = {"thoughts": str, "code": str, "strategies": [tuple(NAMES)]}
 
-# --------------------------------------------------------------------------- how much is repeated
+# ------------------------------------------------------------------------------ the tags of replies
+# A tagged dialogue is a list of its replies, each [codes, change of the emotion]. The codes are
+# None if the judge's answer could not be read, and the change is None if the reply got no emotion.
+
+
+def tag_files(args):
+    """Tag each reply of the files. Returns ({file: its tagged dialogues}, the judge's answers).
+    Without --judge the toy's grammar determines the strategies, and the answers are None."""
+    answers, codes_of_answers = None, iter(())
+    if args.judge:
+        cases = make_cases(args.files, "strategies", reply_slots)  # one a reply, in their order
+        answers = ask(args, cases, "strategies", SCHEMA)
+        codes_of_answers = ((row["found"] or {}).get("strategies") for row in answers)
+
+    def tagged(turn):
+        codes = next(codes_of_answers) if args.judge else toy_codes(turn["reply"])
+        return [codes, turn["change"]]
+
+    return {
+        path: [[tagged(turn) for turn in dialogue.turns] for dialogue in load_dialogues(path)]
+        for path in args.files
+    }, answers
+
+
+# --------------------------------------------------------- what they earn, and how much is repeated
+
+
+def strategies_of(dialogues):
+    """Count over the tagged dialogues of a file: {"strategies": {group or code: `usage_of` it},
+    "ssrr", "missing": replies without tags}."""
+    codes_of = RLVER_GROUPS | {code: [code] for code in NAMES}
+    sequences = [[codes for codes, _ in replies] for replies in dialogues]
+    return {
+        "strategies": {name: usage_of(codes, dialogues) for name, codes in codes_of.items()},
+        "ssrr": ssrr(sequences),
+        "missing": sum(sequences, []).count(None),
+    }
+
+
+def usage_of(codes, dialogues):
+    """How often tagged dialogues use any of `codes`, and what that earned (SC(s), RLVER 3.6):
+    {"uses": such replies per dialogue; "gain", "n": the mean change of the emotion over the n of
+    them for which it is known, None if n is 0}. A reply of several strategies counts for each: an
+    association, not a cause.
+
+    Replies whose tags could not be read (None) are not in the numerator of "uses". Its denominator
+    is the number of dialogues, multiplied by the share of readable replies. None if no reply could
+    be tagged."""
+    replies = sum(dialogues, [])
+    readable = [reply for reply in replies if reply[0] is not None]
+    matches = [change for tags, change in readable if not set(codes).isdisjoint(tags)]
+    changes = [change for change in matches if change is not None]
+    readable_dialogues = len(dialogues) * len(readable) / max(1, len(replies))
+    return {
+        "uses": len(matches) / readable_dialogues if readable else None,
+        "gain": mean(changes),
+        "n": len(changes),
+    }
+
+
+def ssrr(sequences):
+    """Strategy sequence repetition rate (SAGE 4.2): the mean over dialogues of the mean similarity
+    of neighbouring replies. sequences: for each dialogue a list of replies, each a list of codes.
+    Left out are dialogues of one reply, and neighbours of which both have no strategy or one has no
+    answer (None). None if nothing is left."""
+    means = []
+    for replies in sequences:
+        similarities = [
+            similarity(a, b) for a, b in pairwise(replies) if None not in (a, b) and a + b
+        ]
+        if similarities:
+            means.append(sum(similarities) / len(similarities))
+    return sum(means) / len(means) if means else None
 
 
 def similarity(a, b):
@@ -110,59 +181,7 @@ def similarity(a, b):
     return (row[-1] + n) / (2 * n)
 
 
-def ssrr(sequences):
-    """Strategy sequence repetition rate (SAGE 4.2): the mean over dialogues of the mean similarity
-    of neighbouring replies. sequences: per dialogue a list of replies, each a list of codes. Left
-    out are dialogues of one reply, and neighbours of which both have no strategy or one has no
-    answer (None). None if nothing is left."""
-    means = []
-    for replies in sequences:
-        similarities = [
-            similarity(a, b) for a, b in pairwise(replies) if None not in (a, b) and a + b
-        ]
-        if similarities:
-            means.append(sum(similarities) / len(similarities))
-    return sum(means) / len(means) if means else None
-
-
-# --------------------------------------------------------------------------------------- together
-# A tagged dialogue is a list of its replies, each [codes, change of the emotion]. The codes are
-# None if the judge's answer could not be read, and the change is None if the reply got no emotion.
-
-
-def strategies_of(dialogues):
-    """All that is counted over tagged dialogues: {"strategies": {group or code: `usage_of` it},
-    "ssrr", "missing": replies without tags}."""
-    codes_of = RLVER_GROUPS | {code: [code] for code in NAMES}
-    sequences = [[codes for codes, _ in replies] for replies in dialogues]
-    return {
-        "strategies": {name: usage_of(codes, dialogues) for name, codes in codes_of.items()},
-        "ssrr": ssrr(sequences),
-        "missing": sum(sequences, []).count(None),
-    }
-
-
-def usage_of(codes, dialogues):
-    """{"uses": replies per dialogue that use any of `codes`; "gain", "n": the mean change of the
-    emotion over the n replies of these for which it is known (SC(s), RLVER 3.6), None if n is 0}. A
-    reply of several strategies counts for each: an association, not a cause.
-
-    Replies whose tags could not be read (None) are not in the numerator of "uses". Its denominator
-    is the number of dialogues, multiplied by the share of readable replies. None if no reply could
-    be tagged."""
-    replies = sum(dialogues, [])
-    readable = [reply for reply in replies if reply[0] is not None]
-    matches = [change for tags, change in readable if not set(codes).isdisjoint(tags)]
-    changes = [change for change in matches if change is not None]
-    readable_dialogues = len(dialogues) * len(readable) / max(1, len(replies))
-    return {
-        "uses": len(matches) / readable_dialogues if readable else None,
-        "gain": mean(changes),
-        "n": len(changes),
-    }
-
-
-# ------------------------------------------------------------------------------ reading the files
+# -------------------------------------------------------------------------------------------- shown
 
 READING = (
     "SSRR: repetition of strategies (0 to 1). uses: replies per dialogue; gain: mean change of the "
@@ -171,32 +190,9 @@ READING = (
 )
 
 
-def tag_files(args):
-    """({file: its tagged dialogues}, the judge's answers). Without --judge the toy's grammar
-    determines the strategies, and the answers are None."""
-    answers = None
-    if args.judge:
-        cases = make_cases(args.files, "strategies", reply_slots)
-        answers = ask(args, cases, "strategies", SCHEMA)
-    in_order = iter(answers or ())
-    dialogues_of = {}
-    for path in args.files:
-        dialogues_of[path] = []
-        for dialogue in load_dialogues(path):
-            replies = []
-            for turn in dialogue.turns:
-                if answers:
-                    codes = (next(in_order)["found"] or {}).get("strategies")
-                else:
-                    codes = toy_codes(turn["reply"])
-                replies.append([codes, turn["change"]])
-            dialogues_of[path].append(replies)
-    return dialogues_of, answers
-
-
-def count_strategies(args):
-    """Tag each reply of each file, and show what is counted. Returns the exit code."""
-    dialogues_of, answers = tag_files(args)
+def count_strategies(args, dialogues_of, answers):
+    """Show and write what is counted over the tagged dialogues of each file. Returns the exit
+    code."""
     source = source_of(answers) if answers else "The toy's grammar determines the tags exactly. "
     files = {}
     for path, dialogues in dialogues_of.items():
@@ -213,39 +209,6 @@ def count_strategies(args):
     return 0
 
 
-# -------------------------------------------------------------------- the plane of social cognition
-
-REASONS = dict.fromkeys(("reasons", "code", "summary"), str)
-CHARACTER = dict.fromkeys(("code", "social_distance", "professional_role", "personality"), str)
-PLACE = dict.fromkeys("xy", range(-100, 101))  # in hundredths
-
-
-def place_schema(models):
-    """The schema of an answer with the places of these models, M1, M2, ..."""
-    return {"comparison": str, "code": str, "places": dict.fromkeys(models, PLACE)}
-
-
-def outcome_slots(dialogue):
-    """For `make_cases`: a dialogue that ended in success or in failure."""
-    if FAILURE_BELOW <= dialogue.final < SUCCESS:
-        return []
-    outcome = "success" if dialogue.final >= SUCCESS else "failure"
-    _, kind = need_of(dialogue.task, dialogue.profile.need)
-    return [slots | {"outcome": outcome, "kind": kind} for slots in dialogue_slots(dialogue)]
-
-
-def reason_cases(files):
-    """The dialogues whose outcome a judge explains, as of `make_cases`: of each file the first five
-    successes and the first five failures for either kind of need."""
-    cases, counts = [], Counter()
-    for about, slots in make_cases(files, "reasons", outcome_slots):
-        group = about["file"], slots["outcome"], slots["kind"]
-        counts[group] += 1
-        if counts[group] <= 5:
-            cases.append((about, slots))
-    return cases
-
-
 def shares_of(dialogues):
     """How often tagged dialogues use each strategy, in words: "A-1 50 %, A-2 0 %, ..."."""
     counts = Counter()
@@ -255,61 +218,21 @@ def shares_of(dialogues):
     return ", ".join(f"{code} {100 * counts[code] / total:.0f} %" for code in NAMES)
 
 
-def place_files(args):
-    """Ask for the reasons of successes and failures, from these for the character of each file's
-    policy, and for the places of all policies in one prompt. Returns the exit code. --json gets
-    {"placed": {file: [x, y, number of answers]}, "answers"}."""
-    reasons = ask(args, reason_cases(args.files), "reasons", REASONS)
-    cases = []
-    for path, rows in parts_by("file", reasons).items():
-        notes = [row["found"] for row in rows if row["found"]]
-        cases.append(({"file": path}, {"reasons": as_json(notes)}))
-    characters = ask(args, cases, "character", CHARACTER)
-    dialogues_of, tags = tag_files(args)
-    models = {  # {name: what the judge is shown of it}
-        f"M{number}": f"{as_json(row['found'])}\n{shares_of(dialogues_of[row['file']])}"
-        for number, row in enumerate(characters, 1)
-    }
-    descriptions = "\n\n".join(f"{name}\n{text}" for name, text in models.items())
-    cases = [({"file": " ".join(args.files)}, {"models": descriptions})]
-    schema, places_of = place_schema(models), itemgetter("places")
-    answers = ask(args, cases, "place", schema, places_of, args.repeats)
-    readable = [row["found"] for row in answers if row["found"]]
-    places = {}
-    for name, path in zip(models, args.files):
-        x, y = (mean([answer[name][axis] / 100 for answer in readable]) for axis in "xy")
-        places[path] = [x, y, len(readable)]
-    show_table("coordinate", ["x", "y", "n"], places, source_of(answers))
-    answers = {"reasons": reasons, "character": characters, "strategies": tags, "place": answers}
-    write_outputs(args, "strategies coordinate", {"placed": places, "answers": answers})
-    if args.picture:
-        draw(places, args.picture)
-    return 0
-
-
-def draw(places, picture):
-    """Draw the places of the files, {file: [x, y, n]} (SAGE 4.2)."""
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    axis = figure.add_subplot(
-        xlim=(-1, 1), ylim=(-1, 1), xlabel="structured to creative", ylabel="solution to empathy"
-    )
-    for path, (x, y, _) in places.items():
-        axis.scatter(x, y, label=path)
-    figure.legend(loc="upper left")
-    figure.savefig(picture)
-
-
 # --------------------------------------------------------------------------------------------- main
 
 
 def strategies(args):
-    """Count the strategies of the files, or place the files. Returns the exit code."""
+    """Tag the replies of the files, and count their strategies or place the files. Returns the exit
+    code."""
     check_files(args, out=args.picture)
     check_picture(args, args.coordinate, "--coordinate has")
     need_judge(args)
-    return place_files(args) if args.coordinate else count_strategies(args)
+    if not args.coordinate:
+        return count_strategies(args, *tag_files(args))
+    cases = reason_cases(args.files)  # refused, if there are none, before a question is asked
+    dialogues_of, answers = tag_files(args)
+    shares = {path: shares_of(dialogues) for path, dialogues in dialogues_of.items()}
+    return place_files(args, cases, shares, answers)
 
 
 def main(argv=None):

@@ -1,6 +1,14 @@
 """toy/judge.py - a script that replaces the judge in the toy's world, for the tools that ask one
 (tools/asking.py). It has no opinion: its scores show that the tools work, and say nothing about
 comfort. Only the strategies of a reply are exact, because the grammar defines them.
+
+The judge counts what is good in a prompt (`share_of_good`), and fills in the schema of whatever was
+asked by that share (`fill_in`): of a dialogue in which three of four sentences serve some need
+
+    {"reasons": {"ED": str}, "code": str, "scores": {"ED": range(1, 6)}}     is filled in as
+    {"reasons": {"ED": "scripted"}, "code": "kqvt", "scores": {"ED": 4}}
+
+Asked for a paraphrase, it writes `in_other_words` wherever a text is wanted.
 """
 
 import json
@@ -15,7 +23,7 @@ SCRIPTED_JUDGE = "scripted"  # its name
 
 
 class ScriptedJudge:
-    """Fills in the schema of a question: its number on each scale rises with `share_of_good`."""
+    """A model that a judge's Caller can ask: from a prompt and a schema to an answer, in JSON."""
 
     name, temperature = SCRIPTED_JUDGE, 0.0
     is_scripted = True  # its answers always have the form, so no tool need check that first
@@ -28,9 +36,9 @@ class ScriptedJudge:
 
 
 def share_of_good(tags):
-    """The share, from 0 to 1, of the good ones among the policy's sentences (those that serve any
-    need) and the user's reactions in the record (those of a mood that was lifted). tags: what
-    stands in a prompt, {tag: text}."""
+    """How much is good in a prompt, from 0 to 1: the share, among the policy's sentences, of those
+    that serve any need and, among the reactions in a user's record, of those of a lifted mood.
+    tags: what stands in the prompt, {tag: text}."""
     good = []
     for message in json.loads(tags.get("dialogue", "[]"))[1::2]:  # the policy's turns
         good += [act_of(sentence) in NEEDS for sentence in split_sentences(message["text"])]
@@ -40,8 +48,8 @@ def share_of_good(tags):
 
 
 def fill_in(kind, share, text):
-    """A value of this kind of a schema. In a scale it stands at `share`, from 0, its lowest value,
-    to 1, its highest; every string is `text`, every list empty."""
+    """Fill in a schema, or a kind of value in it. In a scale the value stands at `share`, from 0,
+    the lowest, to 1, the highest; every string is `text`, every list empty."""
     if isinstance(kind, dict):
         return {key: fill_in(inner, share, text) for key, inner in kind.items()}
     if isinstance(kind, list):
@@ -54,8 +62,8 @@ def fill_in(kind, share, text):
 
 
 def in_other_words(reply):
-    """The same sentences, each with another opening of its act. A sentence that is not in the
-    grammar stays as it is."""
+    """Say the sentences of a reply with other openings of the same acts. A sentence that is not in
+    the grammar stays as it is."""
     sentences = []
     for sentence in split_sentences(reply):
         act = act_of(sentence)

@@ -11,7 +11,7 @@ import pytest
 
 import evaluate
 import rlver
-from people import load_profiles, users_of_run
+from people import load_profiles, profiles_of_run
 from result_files import SHORT, measure, train, write
 from runs import refuse, rows
 from server import Loopback, completion
@@ -224,9 +224,9 @@ def test_two_files_that_share_users_are_refused(tmp_path):
     """One file twice, too: training users would be held out."""
     a, b, c = (str(profiles(tmp_path / f"{first}.jsonl", 4, first)) for first in (0, 3, 4))
     for names in ([a, b], [a, a]):
-        with pytest.raises(BadInput, match="different people"):
-            users_of_run(names, 4)
-    assert list(map(len, users_of_run([a, c], 2))) == [4, 2]
+        with pytest.raises(BadInput, match="others than those to train"):
+            profiles_of_run(names, 4)
+    assert list(map(len, profiles_of_run([a, c], 2))) == [4, 2]
 
 
 # -------------------------------------------------------------------------------------- of how many

@@ -211,7 +211,7 @@ def test_a_scripted_user_hears_the_toys_people(tmp_path, capsys):
     assert len(rows) == 120 and {row["profile"].id[:3] for row in rows} == {"toy"}
     assert len(ROWS) == 180  # never those that set weights
     assert fitness.main(["--simulator", "toy", "--replies", "20"]) == 1  # it knows the toy's words
-    assert "five people must have answered" in " ".join(capsys.readouterr().out.split())
+    assert "five users must have answered" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

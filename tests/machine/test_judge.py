@@ -22,7 +22,7 @@ from emotion import NEEDS
 from judging import ANSWER, Model, at, call, run, sage, toy_result, write
 from runs import rows
 from several_ranks import run as python
-from tools import strategies
+from tools import coordinate, strategies
 from tools.asking import MACHINERY_ONLY, RETRIES
 from tools.dialogues import load_dialogues
 from toy.judge import ScriptedJudge
@@ -40,8 +40,8 @@ def scored(file, *flags):
 # --------------------------------------------------------------------------------------- the prompts
 
 SCHEMAS = {name: schema for name, (_, schema, _) in tools.judge.QUESTIONS.items()}
-SCHEMAS |= {"strategies": strategies.SCHEMA, "place": strategies.place_schema(["M1"])}
-SCHEMAS |= {"reasons": strategies.REASONS, "character": strategies.CHARACTER}
+SCHEMAS |= {"strategies": strategies.SCHEMA, "place": coordinate.place_schema(["M1"])}
+SCHEMAS |= {"reasons": coordinate.REASONS, "character": coordinate.CHARACTER}
 SCHEMAS |= {"paraphrase": {"code": str, "text": str}}  # of tools/replay.py
 PLACEHOLDERS = set("dialogue reply line need thought record outcome reasons models code".split())
 
@@ -250,7 +250,7 @@ def test_a_failure_ends_below_10(final, outcome):
     dialogue = SimpleNamespace(
         final=final, profile=SimpleNamespace(need=""), task="", first_line="Hi.", turns=[turn]
     )
-    slots = strategies.outcome_slots(dialogue)
+    slots = coordinate.outcome_slots(dialogue)
     assert [slot["outcome"] for slot in slots] == [outcome] * bool(outcome)
 
 

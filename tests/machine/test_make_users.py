@@ -18,7 +18,7 @@ from result_files import write
 from runs import refuse, rows
 from tools import profiles
 from tools.asking import load_text
-from tools.profiles import SCHEMAS, draw_drafts, write_users
+from tools.profiles import SCHEMAS, draw_drafts, write_profiles
 from toy.world import code_in
 
 WRITER = ("--writer", "openai:MODEL@URL")
@@ -102,7 +102,7 @@ def test_a_user_with_a_fault_is_left_out(changes, fault):
 
     writer.is_scripted = True
     draft = next(draft for draft in draw_drafts(20, "en", 0)["train"] if draft["task"] == THEME)
-    lost = asyncio.run(write_users([draft], simulator_of(writer), "en"))
+    lost = asyncio.run(write_profiles([draft], simulator_of(writer), "en"))
     assert bool(lost) == bool(fault) and fault in "".join(lost.values())
     assert fault or draft["first_talk"] == "Well, it rains."
 

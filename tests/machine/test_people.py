@@ -17,7 +17,7 @@ import evaluate
 import rlver
 from answering import CHAINS, Model, simulator_of
 from emotion import NEEDS
-from people import load_profiles, profiles_of_step, toy_profiles, users_of_run
+from people import load_profiles, profiles_of_run, profiles_of_step, toy_profiles
 from result_files import SHORT, measure, write
 from runs import go, output_of, refuse
 from server import Loopback, mild_answer
@@ -85,24 +85,24 @@ def test_one_file_holds_out_all_needs_and_no_persona_twice(
     need = {} if is_named else {"need": ""}
     rows = [{**row, **need, "id": f"{row['id']}-{i}"} for i in range(times) for row in people]
     path = str(write(tmp_path / "p.jsonl", *rows))
-    train, test = users_of_run([path], held_out)
+    train, test = profiles_of_run([path], held_out)
     assert not {p.player for p in train} & {p.player for p in test}
     assert len({p.task for p in test}) * times >= needs and len(test) <= held_out
     assert len({p.task for p in train}) == 8
     if held_out < 8 * times:  # what is not needed is trained on
         largest = max(Counter(row["player"] for row in rows).values())
         assert len(train) + len(test) > len(rows) - largest
-    assert users_of_run([path], held_out) == (train, test)  # a resumed run has the same
+    assert profiles_of_run([path], held_out) == (train, test)  # a resumed run has the same
     path = str(write(tmp_path / "one.jsonl", *[{**row, "player": "Ann"} for row in rows[:6]]))
     with pytest.raises(BadInput, match="two personas or more"):
-        users_of_run([path], held_out)
+        profiles_of_run([path], held_out)
 
 
 def test_the_shipped_files_hold_out_every_need_that_has_two_people():
     """A need with one person is trained on; where no need has two people, one is held out."""
     for name, needs in (("en_train", 8), ("zh_train", 2), ("en_test", 1), ("en_chat", 1)):
         path = PROFILES / f"{name}.jsonl"
-        train, test = users_of_run([path], 100)
+        train, test = profiles_of_run([path], 100)
         assert len({p.need for p in test}) == needs
         assert {p.id for p in train + test} == {p.id for p in load_profiles(path)}
 

@@ -99,7 +99,7 @@ def check_flags_of_tool(module, *flags):
         tool.make_parser().parse_args(flags)
         return
     path = ROOT / f"{module.replace('.', '/')}.py"
-    shared = [ROOT / "tools" / name for name in ("asking.py", "dialogues.py")]
+    shared = [ROOT / "tools" / name for name in ("asking.py", "tables.py")]
     sources = "".join(place.read_text("utf-8") for place in (path, *shared))
     for word in flags:
         assert not word.startswith("--") or f'"{word}"' in sources, (module, word)

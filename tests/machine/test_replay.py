@@ -14,7 +14,7 @@ from people import toy_profiles
 from result_files import measure, train, write
 from runs import rows
 from simulator import User
-from tools import replay
+from tools import first_replies, replay
 from tools.dialogues import load_dialogues
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -96,7 +96,7 @@ def test_the_first_of_each_need_is_heard_whether_or_not_its_file_names_it():
     people = sorted(toy_profiles("heldout", 16), key=lambda person: person.need)  # two of each
     said = [{"profile_id": person.id} for person in people]
     for folk in (people, [replace(person, need="") for person in people]):
-        assert replay.one_of_each_need(said, folk) == list(zip(folk, said))[::2]
+        assert first_replies.one_of_each_need(said, folk) == list(zip(folk, said))[::2]
 
 
 # -------------------------------------------------------------- would another user accept the replies?

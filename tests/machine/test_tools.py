@@ -1,7 +1,7 @@
 """python -m tools: the list of the tools."""
 
 from several_ranks import ROOT, run
-from tools.dialogues import cell, show_table
+from tools.tables import cell, show_table
 
 
 def test_the_list_has_every_tool():

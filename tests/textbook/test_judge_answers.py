@@ -15,6 +15,7 @@ import json
 
 import pytest
 
+from tools.coordinate import place_schema
 from tools.judge import (
     QUESTIONS,
     correlation_of,
@@ -22,7 +23,7 @@ from tools.judge import (
     questionnaire,
     score_file,
 )
-from tools.strategies import SCHEMA, place_schema
+from tools.strategies import SCHEMA
 
 CODE = "kqvt"
 SCORES = {"ED": 4, "CI": 3, "SC": 5, "DG": 2, "SA": 1}
