@@ -317,8 +317,8 @@ def shade(words):
 
 def moved_most(words):
     """(the three words that moved up most, the three that moved down most), or fewer."""
-    words = sorted(words, key=lambda word: word.move if word.shade else 0)
-    return [w for w in words[:-4:-1] if w.move > 0], [w for w in words[:3] if w.move < 0]
+    words = [word for word in sorted(words, key=lambda word: -abs(word.move)) if word.shade]
+    return [w for w in words if w.move > 0][:3], [w for w in words if w.move < 0][:3]
 
 
 # ---------------------------------------------------------------------------- other people, in words

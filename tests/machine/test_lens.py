@@ -115,18 +115,19 @@ def test_how_an_advantage_came_about(rewards, kind, told, tmp_path):
 def test_the_shade_is_the_rank_of_the_move(tmp_path):
     """In a late step one word moved by 2.256 and the others by less than an eighth of that: all of
     them were white. A move of 0.000 is white, and equal moves have one shade."""
-    moves = [2.256, -0.2, 0.1, 0.1, -0.02, -0.02, 0.002, 0.001, 0.0004, 0.0]
+    moves = [2.256, -0.2, 0.1, 0.1, -0.15, -0.02, 0.002, 0.001, 0.0004, 0.0]
     html = page_of(tmp_path, moves)
     words = re.findall(r'<b tabindex="0"(?: class="(\w+)" style="--s: (.*?)")? title="', html)
     sides = "up down up up down down up up".split()
-    shades = [4, 3, 2, 2, 1, 1, 1, 1]
+    shades = [4, 3, 2, 2, 2, 1, 1, 1]
     expected = [(side, str(n / 8)) for side, n in zip(sides, shades)] + 2 * [("", "")]
     assert words == 2 * expected  # all have the tab key
-    for legend in ("&lt; 0.0005", "0.001–0.020", "0.100–0.100", "0.200–0.200", "2.256–2.256"):
+    assert ".policy :focus::after { content: attr(title);" in html
+    for legend in ("&lt; 0.0005", "0.001–0.020", "0.100–0.150", "0.200–0.200", "2.256–2.256"):
         assert f"<td>{legend}</td>" in html
     text = " ".join(re.sub("<.*?>", "", html).split())
     assert text.count("Moved up most: w0 w1 +2.256 (turn 1), w2 w3 +0.100 (turn 1), w3 w4") == 2
-    assert text.count("Moved down most: w1 w2 -0.200 (turn 1), w4 w5 -0.020 (turn 1), w5 w6") == 2
+    assert text.count("Moved down most: w1 w2 -0.200 (turn 1), w4 w5 -0.150 (turn 1), w5 w6") == 2
     still = page_of(tmp_path, [0.0, 0.0])  # without a gradient nothing moves
     assert "moved 0 of them" in still and "most: none" in " ".join(still.split())
 
