@@ -7,6 +7,7 @@ from support.settings import Settings
 import os
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -15,11 +16,13 @@ import torch
 from grpo import group_advantages
 from policy import Policy, pack
 from ppo import log_probs_of
+from rollout import Episode, Segment, Turn
 from runs import files, go, metrics, output_of, refuse
 from server import Loopback, toy_people
 from tools import lens
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("moods")]
+EQUAL = "all rewards are equal: no dialogue is better, nothing is learned from this group"
 SAME = "All replies and emotions are the same as in the run."
 
 
@@ -47,9 +50,11 @@ def test_the_numbers_are_the_updates(flags, tiny_dir, tmp_path, capfd, monkeypat
     out = tmp_path / "out"
     assert go(tiny_dir, out, *flags.split(), "--steps", 2, "--save-every", 1) == 0
     calls, write_page = [], lens.write_page
-    monkeypatch.setattr(lens, "write_page", lambda *args: calls.append(args) or write_page(*args))
+    monkeypatch.setattr(
+        lens, "write_page", lambda *a, **k: calls.append((a, k)) or write_page(*a, **k)
+    )
     html = look(capfd, out)
-    [(step, group, *_)] = calls
+    [((_, models, _, group), shown)] = calls
     row = metrics(out)[1]
     n_clipped, total = round(row["clipfrac"] * row["tokens_trained"]), row["tokens_trained"]
     assert f"{n_clipped} of the {total} words" in html and SAME in html
@@ -61,37 +66,70 @@ def test_the_numbers_are_the_updates(flags, tiny_dir, tmp_path, capfd, monkeypat
         right += log_probs[batch.action_mask].tolist()
     assert [float(text) for text in said] == pytest.approx(right, abs=1e-3)
     assert min(right) < -0.1
-    step.models.chat.decode = lambda ids: "</style>&\u202e"
-    html = write_page(*calls[0]).read_text("utf-8")
+    models.chat.decode = lambda ids: "</style>&\u202e"
+    group[0][1][0].text = "</style>&\u202e"
+    html = write_page(*calls[0][0], **shown).read_text("utf-8")
     assert html.count("</style>") == 1 and "&lt;/style&gt;&amp;\u202e" in html
+
+
+def page_of(out, moves, rewards=(0.3, 0.5), kind="grpo"):
+    """The page of a group of invented dialogues: in each the words w0, w1, ... moved by `moves`."""
+    advantages = group_advantages(torch.tensor(rewards), torch.zeros(len(rewards)).long(), kind)
+    group, n = [], len(moves)
+    for number, (reward, advantage) in enumerate(zip(rewards, advantages.tolist())):
+        words = [
+            lens.Word(
+                f" w{i}", f" w{i + 1}", 1, reward, 0, advantage, -3, -3, move - 3, 1, False, 0
+            )
+            for i, move in enumerate(moves)
+        ]
+        episode = Episode("", 0, "", number, [Turn("", "")], [Segment([0] * n, 1, [0] * n)])
+        group.append((replace(episode, reward=reward), words))
+    cfg = Settings(algo="grpo", advantage=kind, minibatches=1)
+    models = SimpleNamespace(cfg=cfg, chat=None)
+    profile = SimpleNamespace(id="", player="", task="", need="")
+    around = {"people": [(profile, {})], "words": {}, "silence": "nobody"}
+    shown = {"number": 1, "profiles": [profile], "around": around, "difference": ""}
+    return lens.write_page(out, models, {0: group}, group, **shown).read_text("utf-8")
 
 
 @pytest.mark.parametrize(
     "rewards, kind, told",
     [
-        (
-            [0.3, 0.3, 0.3],
-            "grpo",
-            "+0.000: all rewards are equal: no dialogue is better, nothing is",
-        ),
-        ([0.3, 0.3], "rloo", "+0.000: all rewards are equal"),
-        ([0.3, 0.3], "dr-grpo", "+0.000: all rewards are equal"),
-        ([0.3], "grpo", "+0.000: the group has no other dialogue"),
-        ([0.3], "rloo", "+0.300: the group has no other dialogue"),
-        ([0.3, 0.5], "grpo", "(0.30 − 0.4000) / 0.1414 = -0.707"),
-        ([0.3, 0.5], "rloo", "0.30 − 0.5000 (of the others) = -0.200"),
+        ([0.3, 0.3, 0.3], "grpo", EQUAL),
+        ([0.3, 0.3], "rloo", EQUAL),
+        ([0.3, 0.3], "dr-grpo", EQUAL),
+        ([0.3], "grpo", "no other dialogue to compare this one with: nothing is learned"),
+        ([0.3], "rloo", "no other dialogue to compare this one with."),
+        ([0.3, 0.5], "grpo", "(0.30 − 0.4000) / 0.1414"),
+        ([0.3, 0.5], "rloo", "0.30 − 0.5000 (of the others)"),
     ],
 )
-def test_how_an_advantage_came_about(rewards, kind, told):
+def test_how_an_advantage_came_about(rewards, kind, told, tmp_path):
     """A group of equal rewards was (0.30 - 0.3000) / 0.0000, and what is left of one in which
     dialogues were dropped, nan."""
-    advantages = group_advantages(torch.tensor(rewards), torch.zeros(len(rewards)).long(), kind)
-    group = [
-        (SimpleNamespace(reward=reward), dict.fromkeys(("value", "reward", "advantage"), a[None]))
-        for reward, a in zip(rewards, advantages)
-    ]
-    [line] = lens.explain(*group[0], group, Settings(algo="grpo", advantage=kind))
-    assert line.startswith(told)
+    html = page_of(tmp_path, [0.1], rewards, kind)
+    assert told in html and "nan" not in html and (EQUAL in html) == (told == EQUAL)
+
+
+def test_the_shade_is_the_rank_of_the_move(tmp_path):
+    """In a late step one word moved by 2.256 and the others by less than an eighth of that: all of
+    them were white. A move of 0.000 is white, and equal moves have one shade."""
+    moves = [2.256, -0.2, 0.1, 0.1, -0.15, -0.02, 0.002, 0.001, 0.0004, 0.0]
+    html = page_of(tmp_path, moves)
+    words = re.findall(r'<b tabindex="0"(?: class="(\w+)" style="--s: (.*?)")? title="', html)
+    sides = "up down up up down down up up".split()
+    shades = [4, 3, 2, 2, 2, 1, 1, 1]
+    expected = [(side, str(n / 8)) for side, n in zip(sides, shades)] + 2 * [("", "")]
+    assert words == 2 * expected  # all have the tab key
+    assert ".policy :focus::after { content: attr(title);" in html
+    for legend in ("&lt; 0.0005", "0.001–0.020", "0.100–0.150", "0.200–0.200", "2.256–2.256"):
+        assert f"<td>{legend}</td>" in html
+    text = " ".join(re.sub("<.*?>", "", html).split())
+    assert text.count("Moved up most: w0 w1 +2.256 (turn 1), w2 w3 +0.100 (turn 1), w3 w4") == 2
+    assert text.count("Moved down most: w1 w2 -0.200 (turn 1), w4 w5 -0.150 (turn 1), w5 w6") == 2
+    still = page_of(tmp_path, [0.0, 0.0])  # without a gradient nothing moves
+    assert "moved 0 of them" in still and "most: none" in " ".join(still.split())
 
 
 def test_a_run_between_two_checkpoints_and_one_that_is_running(half, tmp_path, capfd):
