@@ -16,6 +16,7 @@ from support.errors import BadInput, naming
 from support.files import write_file
 from support.metrics import column
 from support.report import PANELS, STYLE, draw, figure_of, means_of_five, state_and_metrics, svg_of
+from support.results import CONDITIONS
 from support.rundir import held_out_dialogues, scale_of_run, settings_of_run
 
 import itertools
@@ -48,7 +49,7 @@ def read_run(path):
     settings, out = read_settings(path), Path(path)
     with naming(path, others=BadInput):
         state, rows = state_and_metrics(out)
-        # the same words of the same people: another user is another line
+        # other prompts make another user, and so another line
         settings["user_prompts"] = state.get("user_prompts")
         evaluations = state["evaluations"]
         people = {one.id: vars(one) for one in held_out_of_run(out, settings)}
@@ -60,7 +61,8 @@ def read_run(path):
         return SimpleNamespace(
             path=path,
             settings=settings,
-            rows=rows,
+            steps=column(rows, "step"),
+            curves={key: means_of_five(column(rows, key)) for _, keys, _ in PANELS for key in keys},
             evaluations=evaluations,
             before=evaluations[0],
             after=evaluations[-1] if len(evaluations) > 1 else {},
@@ -84,7 +86,7 @@ def lines_of(runs):
 
 
 def name_of(line):
-    return line[0].path + (f" and {len(line) - 1} more" if line[1:] else "")
+    return line[0].path + (f" ({len(line)} seeds)" if line[1:] else "")
 
 
 def differing(lines):
@@ -100,13 +102,17 @@ def differing(lines):
 def compare(lines):
     """How two lines differ after training: of `evaluate.paired`, or why they are not compared."""
     names = [*map(name_of, lines)]
+    one, other = (line[0].settings for line in lines)
+    if different := [key for key in CONDITIONS if one.get(key) != other.get(key)]:
+        return {"sentence": f"cannot be compared: they differ in {', '.join(different)}"}
     sides = [sum((run.dialogues for run in line), []) for line in lines]
     if not all(sides):
         return {"sentence": "no verdict before both have an evaluation after training"}
+    where = " and ".join(names)
     try:
-        result = paired(sides, " and ".join(names), names)
+        result = paired(sides, where, names)
     except BadInput as error:
-        return {"sentence": error}
+        return {"sentence": str(error).removeprefix(f"{where}: ")}
     if result["n"] < 6:  # no p of so few is below 0.05
         return {"sentence": f"no verdict: {result['n']} people in common, 6 are needed"}
     return result
@@ -118,9 +124,8 @@ def compare(lines):
 def draw_panel(lines, axis, key):
     """Draw a column of metrics.jsonl: of each line the mean of its runs and their range."""
     for line, colour, dashes in zip(lines, COLOURS, DASHES):
-        n = min(len(run.rows) for run in line)
-        steps = column(line[0].rows, "step")[:n]
-        curves = [means_of_five(column(run.rows, key))[:n] for run in line]
+        n = min(len(run.steps) for run in line)
+        steps, curves = line[0].steps[:n], [run.curves[key][:n] for run in line]
         axis.fill_between(steps, np.min(curves, 0), np.max(curves, 0), color=colour, alpha=0.15)
         style = 0, [*map(float, dashes.split(","))]
         axis.plot(steps, np.mean(curves, 0), color=colour, linestyle=style, label=name_of(line))
@@ -139,7 +144,7 @@ def draw_panels(lines, path):
         for title, curves, reading in PANELS
         for key, label in curves.items()
         if key == "emotion"
-        or any(np.nan_to_num(column(run.rows, key)).any() for run in itertools.chain(*lines))
+        or any(np.nan_to_num(run.curves[key]).any() for run in itertools.chain(*lines))
     ]
     with rc_context(STYLE):
         draw_one = partial(draw_panel, lines)

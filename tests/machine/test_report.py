@@ -9,6 +9,7 @@ import json
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -137,7 +138,7 @@ def make(tmp_path, monkeypatch):
 def row_of(html, start):
     """The texts of the first row of a table that begins with `start`."""
     for row in re.findall("<tr>.*?</tr>", html, re.S):
-        cells = [re.sub("<svg.*?</svg>|<.*?>", " ", cell) for cell in row.split("<td>")[1:]]
+        cells = [re.sub("<svg.*?</svg>|<.*?>", " ", cell) for cell in re.split("<t[dh]>", row)[1:]]
         texts = [" ".join(cell.split()) for cell in cells]
         if texts and texts[0].startswith(start):
             return texts
@@ -153,21 +154,26 @@ def test_runs_beside_each_other(make, tmp_path):
     assert main([*seeds, other, again]) == 0
     html = read(tmp_path / "runs" / "compare.html")
     assert "<h1>5 runs" in html and (tmp_path / "runs" / "compare.png").stat().st_size > 10_000
-    line = row_of(html, "s0 and 2 more s0, s1, s2; from 30, 8 replies")
-    assert line[3] == "60.0 50.0 to 70.0" and line[5] == "0.0 0.0 to 0.0"
-    assert line[7:] == ["2 2 to 2", "160 150 to 170", "1,000 1,000 to 1,000"]
-    assert (
-        row_of(html, "&lt;b&gt;o from 30")[3] == "80.0" and row_of(html, "again from")[3] == "50.0"
-    )
+    line = row_of(html, "s0 (3 seeds) s0, s1, s2; from 30, 8 replies")
+    assert line[3] == "60.0 50.0 to 70.0" and line[5] == "0.0"
+    assert line[7:] == ["2", "160 150 to 170", "1,000"]
+    assert row_of(html, "&lt;b&gt;o from")[3] == "80.0" and row_of(html, "again from")[3] == "50.0"
     assert row_of(html, "lr")[2] == "0.001" and row_of(html, "seed")[1:] == ["0, 1, 2", "0", "0"]
     assert not row_of(html, "steps") and html.count("The user toy is a script") == 1
-    better = row_of(html, "&lt;b&gt;o is better by 20.0, 20.0 to 20.0")
-    assert better[0].endswith("s0 and 2 more and &lt;b&gt;o") and better[-1] == "8"
-    assert row_of(html, "s0 and 2 more is better by 10.0")[1] == "-10.0 -10.0 to -10.0"
+    better = row_of(html, "s0 (3 seeds) and &lt;b&gt;o")
+    assert better[0].endswith("&lt;b&gt;o is better by 20.0, 20.0 to 20.0") and better[-1] == "8"
+    worse = row_of(html, "s0 (3 seeds) and again s0 (3 seeds) is better by 10.0")
+    assert worse[1] == "-10.0 -10.0 to -10.0"
 
-    steps = [{"step": n, "emotion": 10.0 * n} for n in (1, 2, 3)]
-    runs = [SimpleNamespace(path="a", rows=steps[:n], evaluations=[AFTER]) for n in (3, 2)]
-    runs[1].rows = [{"step": 1, "emotion": 30.0}, {"step": 2, "emotion": 35.0}]
+    runs = [
+        SimpleNamespace(
+            path="a",
+            steps=np.arange(1, 1 + len(curve)),
+            curves={"emotion": curve},
+            evaluations=[AFTER],
+        )
+        for curve in ([10, 15, 20], [30, 32.5])
+    ]
     axis = Figure().add_subplot()
     draw_panel([runs, runs[:1]], axis, "emotion")
     assert axis.lines[0].get_ydata().tolist() == [20, 23.75]  # as far as all of them went
@@ -179,11 +185,11 @@ def test_runs_beside_each_other(make, tmp_path):
 @pytest.mark.parametrize(
     "other, said",
     [
-        (dict(simulator="toy-weak"), "results of 2 simulators or settings do not compare"),
-        (dict(max_turns=3), "max_turns 3; "),
-        (dict(prompts="b"), "the user&#39;s prompts were edited between these results"),
+        (dict(simulator="toy-weak"), "cannot be compared: they differ in simulator"),
+        (dict(max_turns=3), "they differ in max_turns"),
+        (dict(prompts="b"), "<b>the user&#39;s prompts were edited between these results"),
         (dict(people=(3, 11)), "no verdict: 5 people in common, 6 are needed"),
-        (dict(people=(8, 16)), "have fewer than two users in common"),
+        (dict(people=(8, 16)), "<b>the files have fewer than two users in common"),
         (dict(step=0), "no verdict before both have an evaluation after training"),
         (dict(people=(2, 10)), "<b>b is better by 28.5, 25.5 to 30.0"),  # six, the twin of five
     ],
@@ -206,11 +212,14 @@ def test_what_is_asked_wrongly_is_one_line(make, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     broken = make("broken")
     write(tmp_path / "broken" / "dialogues.jsonl", {"split": "heldout"})
+    odd = make("odd")
+    write(tmp_path / "odd" / "metrics.jsonl", {"step": 1, "kl": "much"})
     many = [make(f"m{n}", lr=n / 100) for n in range(1, 10)]
     for argv, said in [
         ([good, bare], "no step is in it"),
         ([good, "empty"], "there is no run here"),
-        ([good, broken], "broken: "),
+        ([good, broken], "broken: KeyError"),
+        ([good, odd], "odd: ValueError"),
         ([good, "./a"], "each named once"),
         ([good, many[0], "--out", "x.png"], "ends in .html"),
         ([good, "--out", "x.html"], "--out has no effect with one RUN"),
