@@ -128,7 +128,8 @@ def draw_panel(lines, axis, key):
         steps, curves = line[0].steps[:n], [run.curves[key][:n] for run in line]
         axis.fill_between(steps, np.min(curves, 0), np.max(curves, 0), color=colour, alpha=0.15)
         style = 0, [*map(float, dashes.split(","))]
-        axis.plot(steps, np.mean(curves, 0), color=colour, linestyle=style, label=name_of(line))
+        label = " " + name_of(line).replace("$", r"\$")  # no formula, nor hidden for its first "_"
+        axis.plot(steps, np.mean(curves, 0), color=colour, linestyle=style, label=label)
         for run in line if key == "emotion" else ():
             scores = (column(run.evaluations, name) for name in ("step", "score"))
             axis.plot(*scores, "o", color=colour, markersize=4)
@@ -164,6 +165,7 @@ def draw_beside(paths, page):
     runs = [*map(read_run, paths)]
     lines = lines_of(runs)
     page.parent.mkdir(parents=True, exist_ok=True)
+    notices = (scripted_notice(*map(run.settings.get, ("simulator", "reader"))) for run in runs)
     html = Template(TEMPLATE.read_text("utf-8"), autoescape=True, trim_blocks=True).render(
         runs=runs,
         lines=lines,
@@ -172,7 +174,7 @@ def draw_beside(paths, page):
         settings=differing(lines),
         panels=draw_panels(lines, page.with_suffix(".png")),
         scale_of_run=scale_of_run,
-        notices={scripted_notice(*map(run.settings.get, ("simulator", "reader"))) for run in runs},
+        notices=filter(None, dict.fromkeys(notices)),
     )
     write_file(page, html)
     print(f"page: {page}")

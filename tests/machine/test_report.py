@@ -148,20 +148,25 @@ def row_of(html, start):
 def test_runs_beside_each_other(make, tmp_path):
     """Seeds of the same settings are one line, mean and range, also where they are drawn. (Seen when
     put back: the seed as a setting like the others; the first run in place of the mean; a verdict
-    on the pooled dialogues, which would have n = 24; a name that is no text.)"""
+    on the pooled dialogues, which would have n = 24; a name that is a tag, or a
+    formula.)"""
     seeds = [make(f"s{seed}", 50 + 10 * seed, seed=seed) for seed in range(3)]
-    other, again = make("<b>o", 80, lr=1e-3), make("again", seed=0)
+    other, again = make("<b>$\\o$", 80, lr=1e-3), make("again", seed=0)
     assert main([*seeds, other, again]) == 0
     html = read(tmp_path / "runs" / "compare.html")
     assert "<h1>5 runs" in html and (tmp_path / "runs" / "compare.png").stat().st_size > 10_000
     line = row_of(html, "s0 (3 seeds) s0, s1, s2; from 30, 8 replies")
     assert line[3] == "60.0 50.0 to 70.0" and line[5] == "0.0"
     assert line[7:] == ["2", "160 150 to 170", "1,000"]
-    assert row_of(html, "&lt;b&gt;o from")[3] == "80.0" and row_of(html, "again from")[3] == "50.0"
+    assert (
+        row_of(html, "&lt;b&gt;$\\o$ from")[3] == "80.0" and row_of(html, "again from")[3] == "50.0"
+    )
     assert row_of(html, "lr")[2] == "0.001" and row_of(html, "seed")[1:] == ["0, 1, 2", "0", "0"]
     assert not row_of(html, "steps") and html.count("The user toy is a script") == 1
-    better = row_of(html, "s0 (3 seeds) and &lt;b&gt;o")
-    assert better[0].endswith("&lt;b&gt;o is better by 20.0, 20.0 to 20.0") and better[-1] == "8"
+    better = row_of(html, "s0 (3 seeds) and &lt;b&gt;$\\o$")
+    assert (
+        better[0].endswith("&lt;b&gt;$\\o$ is better by 20.0, 20.0 to 20.0") and better[-1] == "8"
+    )
     worse = row_of(html, "s0 (3 seeds) and again s0 (3 seeds) is better by 10.0")
     assert worse[1] == "-10.0 -10.0 to -10.0"
 
