@@ -208,20 +208,7 @@ def compare(path_before, path_after, ids=None, draws=10_000):
     The interval is the 2.5 to 97.5 percentile of a bootstrap over users. p: sign flips of the
     users' differences, two-sided. Raises BadInput."""
     sides = [read_results(path) for path in (path_before, path_after)]
-    refuse_mixed([row for rows in sides for row in rows], "--compare")
-    common = same_users(sides, "--compare")
-    ids = sorted(common if ids is None else ids.intersection(common))
-    finals = [{row["profile_id"]: row["final"] for row in rows} for rows in sides]
-    n = len(ids)
-    if n < 2:
-        raise BadInput("--compare: the files have fewer than two users in common")
-    before, after = (np.array([final[user_id] for user_id in ids]) for final in finals)
-    gains = after - before
-    mean = gains.mean()
-    rng = np.random.default_rng(0)
-    samples = gains[rng.integers(n, size=(draws, n))]
-    low, high = np.percentile(samples.mean(1), [2.5, 97.5]).tolist()
-    p = sign_flips(gains, rng, draws)
+    result = paired(sides, "--compare", ids=ids, draws=draws)
     made_before, made_after = (rows[0]["made_by"] for rows in sides)
     return {
         "a": path_before,
@@ -229,13 +216,36 @@ def compare(path_before, path_after, ids=None, draws=10_000):
         "a_by": describe(made_before),
         "b_by": describe(made_after),
         "scale": what_scores_are(made_after),
+        **result,
+    }
+
+
+def paired(sides, where, names=("before", "after"), ids=None, draws=10_000):
+    """The numbers and the verdict of `compare`. sides: two lists of dialogues, in which a user with
+    several counts with their mean; where: what is compared, for messages; names: of the sides, for
+    the verdict. Raises BadInput."""
+    refuse_mixed([row for rows in sides for row in rows], where)
+    common = same_users(sides, where)
+    ids = sorted(common if ids is None else ids.intersection(common))
+    scores = [scores_by("profile_id", rows) for rows in sides]
+    n = len(ids)
+    if n < 2:
+        raise BadInput(f"{where}: the files have fewer than two users in common")
+    before, after = (np.array([of[user]["score"] for user in ids]) for of in scores)
+    gains = after - before
+    mean = gains.mean()
+    rng = np.random.default_rng(0)
+    samples = gains[rng.integers(n, size=(draws, n))]
+    low, high = np.percentile(samples.mean(1), [2.5, 97.5]).tolist()
+    p = sign_flips(gains, rng, draws)
+    return {
         "score_a": before.mean(),
         "score_b": after.mean(),
         "difference": mean,
         "interval": [low, high],
         "p": p,
         "n": n,
-        "sentence": verdict(mean, low, high, p, n),
+        "sentence": verdict(mean, low, high, p, n, names),
     }
 
 
@@ -251,15 +261,15 @@ def sign_flips(differences, rng, draws):
     return (1 + far.sum()) / (1 + draws)
 
 
-def verdict(difference, low, high, p, n):
+def verdict(difference, low, high, p, n, names):
     """What a difference says in words: its interval and its p must agree. (The interval is too
-    narrow for few users; p cannot be below 0.05 with fewer than six.)"""
+    narrow for few users; p cannot be below 0.05 with fewer than six.) names: of the two sides."""
     clear = [not low <= 0 <= high, p < 0.05]
     if not all(clear):
         return f"no {'clear difference' if any(clear) else 'difference can be told'} at n = {n}"
     if difference > 0:
-        return f"after is better by {difference:.1f}, {low:.1f} to {high:.1f}"
-    return f"before is better by {-difference:.1f}, {-high:.1f} to {-low:.1f}"
+        return f"{names[1]} is better by {difference:.1f}, {low:.1f} to {high:.1f}"
+    return f"{names[0]} is better by {-difference:.1f}, {-high:.1f} to {-low:.1f}"
 
 
 def print_comparison(result):

@@ -19,6 +19,7 @@ from support.settings import old_gpu
 import io
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -171,14 +172,18 @@ LEGEND = (
 )
 
 
+def means_of_five(values):
+    """At each step the mean of the last five values, of fewer at the first steps."""
+    return np.array([np.mean(values[max(0, i - 4) : i + 1]) for i in range(len(values))])
+
+
 def draw_panel(axis, curves, rows, evaluations):
     """Draw the curves of a panel, and the evaluations in the panel of the emotion."""
     steps = column(rows, "step")
     for (key, label), (colour, dashes) in zip(curves.items(), LOOKS):
         values = column(rows, key)
-        means = [np.mean(values[max(0, i - 4) : i + 1]) for i in range(len(values))]
         axis.plot(steps, values, color=colour, linewidth=0.5)
-        axis.plot(steps, means, dashes, color=colour, label=label)
+        axis.plot(steps, means_of_five(values), dashes, color=colour, label=label)
     if "emotion" in curves:
         steps, scores, errors = (column(evaluations, key) for key in ("step", "score", "stderr"))
         axis.errorbar(steps, scores, np.nan_to_num(errors), fmt="ko", markersize=4)
@@ -189,27 +194,39 @@ def draw_panel(axis, curves, rows, evaluations):
 
 def draw_curves(out, rows, evaluations):
     """Write learning_curve.png. Returns what the page shows of it: {"panels": those that are drawn,
-    "svg": the picture}. The figure is made without pyplot, which would keep it in memory."""
+    "svg": the picture}."""
     from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
     panels = [
         panel
         for panel in PANELS
         if panel is PANELS[0] or any(np.nan_to_num(column(rows, key)).any() for key in panel[1])
     ]
-    lines = -(-len(panels) // 3)  # rounded up
     with rc_context(STYLE):
-        picture = Figure((13, 2.5 * lines + 0.5), layout="constrained")
+        picture = figure_of(panels, partial(draw_panel, rows=rows, evaluations=evaluations))
         picture.suptitle(f"{out.name}\n{LEGEND}")
-        for place, (title, curves, _) in enumerate(panels, 1):
-            axis = picture.add_subplot(lines, 3, place, title=title)
-            draw_panel(axis, curves, rows, evaluations)
         picture.savefig(out / "learning_curve.png")
-        file = io.StringIO()
-        picture.savefig(file, format="svg", metadata={"Date": None})
+        return {"panels": panels, "svg": svg_of(picture)}
+
+
+def figure_of(panels, draw_one, columns=3, width=13):
+    """A Figure of `panels`, (title, what is drawn, how to read it), each by draw_one(axis, what is
+    drawn). It is made without pyplot, which would keep it in memory."""
+    from matplotlib.figure import Figure
+
+    lines = -(-len(panels) // columns)  # rounded up
+    picture = Figure((width, 2.5 * lines + 0.5), layout="constrained")
+    for place, (title, curves, _) in enumerate(panels, 1):
+        draw_one(picture.add_subplot(lines, columns, place, title=title), curves)
+    return picture
+
+
+def svg_of(picture):
+    """A matplotlib Figure as the SVG of a page, without the XML header."""
+    file = io.StringIO()
+    picture.savefig(file, format="svg", metadata={"Date": None})
     svg = file.getvalue()
-    return {"panels": panels, "svg": svg[svg.index("<svg") :]}  # without the XML header
+    return svg[svg.index("<svg") :]
 
 
 # -------------------------------------------------------------------------------------- its dialogues
@@ -260,22 +277,29 @@ def dialogues_of_run(out, heldout, last_step):
 # ----------------------------------------------------------------------------------------- the page
 
 
+def state_and_metrics(out):
+    """Of the run in `out`: the newest state (of its newest checkpoint, and of summary.json if it is
+    over), and the lines of metrics.jsonl. Raises BadInput."""
+    state = {}
+    for checkpoint in checkpoints(out)[-1:]:
+        state = read_json(checkpoint / "state.json")
+    state |= read_json(out / "summary.json")
+    if not state:
+        raise BadInput(f"{out}: this run has not come to its first checkpoint")
+    rows = metrics_of(out)
+    if not rows and state["evaluations"][-1]["step"]:
+        raise BadInput(f"{out / 'metrics.jsonl'}: no step is in it")
+    return state, rows
+
+
 def write_page(out, heldout):
     """Write the picture and the page of the run in `out`. heldout: the profiles of its held-out
     users. Returns the page's path. Raises BadInput."""
     from jinja2 import Template
 
     config = read_json(out / "config.json")
-    # of a run that is not over the state.json of its newest checkpoint
-    state = read_json(out / "summary.json")
-    for checkpoint in checkpoints(out)[-1:]:
-        state = state or read_json(checkpoint / "state.json")
-    if not state:
-        raise BadInput(f"{out}: this run has not come to its first checkpoint")
+    state, rows = state_and_metrics(out)
     evaluations = state["evaluations"]
-    rows = metrics_of(out)
-    if not rows and evaluations[-1]["step"]:
-        raise BadInput(f"{out / 'metrics.jsonl'}: no step is in it")
     html = Template(TEMPLATE.read_text("utf-8"), autoescape=True, trim_blocks=True).render(
         title=out.name,
         settings=config,

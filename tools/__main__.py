@@ -8,7 +8,7 @@
     lens         what did one update do to every word?
     profiles     write profiles, or look for overlaps in files of them
     replay       may the user who gives the reward be trusted?
-    report       the page and the picture of a run
+    report       what did a run learn, and which of several runs is better?
     sage         what are scores by SAGE's rule, of its released files and of ours?
     strategies   which of 24 strategies do replies use, and where do they place a policy?
 

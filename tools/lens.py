@@ -39,7 +39,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from people import heldout_as_begun, profiles_of_step, profiles_of_run
+from people import heldout_as_begun, profiles_of_run, profiles_of_step
 from ppo import log_probs_of, place_rewards
 from rlver import log_of_calls, make_agent, one_step, rollout_of, start_of
 from tools.first_replies import felt_by_all, one_of_each_need
