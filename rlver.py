@@ -48,6 +48,7 @@ from rollout import SEEDS, Agent, rollout, tokens_sampled
 from toy import world
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
+DRAW_EVERY = 60  # seconds from one drawing of a run to the next, but for the last
 # (Another algorithm has its name, its defaults and its checks in support/settings.py.)
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
@@ -205,7 +206,8 @@ def save(run, models):
     if run.saved_step < run.state["step"]:
         ranks.broadcast(run.save, models.gather() if run.state["step"] else None)
         run.saved_step = run.state["step"]
-        if run.saved_step > 0:
+        # it takes a second, as long as a step of the toy
+        if run.saved_step > 0 and time.monotonic() - run.drawn > DRAW_EVERY:
             draw_report(run)
 
 
@@ -285,6 +287,7 @@ def stop_if_asked(run, models):
     number = max(ranks.all_gather_list([run.stop.number]))
     if number:
         save(run, models)
+        draw_report(run)
         raise errors.Stopped(number)
 
 
@@ -322,9 +325,10 @@ def log_of_calls(cfg, out, name="calls"):
 
 
 def draw_report(run):
-    """Draw the picture and the page of the run so far."""
-    if run.first:
+    """Draw the picture and the page of the run so far, if it has a checkpoint."""
+    if run.first and run.saved_step >= 0:
         report.draw(run.path, run.heldout)
+        run.drawn = time.monotonic()
 
 
 def interrupt(*_):
@@ -345,8 +349,12 @@ def main(argv=None):
         cfg, out, finished = ranks.broadcast(settings.open_run, flags)
         if not finished:
             run = rundir.RunDir(out, cfg, log_of_calls(cfg, out), ranks.rank())
-            train(run)
-            ranks.broadcast(run.finish)
+            try:
+                train(run)
+                ranks.broadcast(run.finish)
+            except Exception:  # a second Ctrl-C is none
+                draw_report(run)
+                raise
             draw_report(run)
         if ranks.rank() == 0:
             print_summary(out)

@@ -60,7 +60,8 @@ class RunDir:
     runner         the asyncio.Runner in which all dialogues are held
     calls          the log of this rank's calls to the user's model
     state          what a checkpoint keeps of the run (`restore`), from there on
-    saved_step     the step of the newest checkpoint, likewise
+    saved_step     the step of the newest checkpoint, -1 before there is one
+    drawn          when the report was drawn last
     heldout        the profiles of the held-out users, likewise
     dropped        what the last `log_dropped` has counted
     rows           the lines of metrics, from `restore` on
@@ -77,6 +78,7 @@ class RunDir:
         self.stop = StopSignal(prints=self.first)
         self.held_lock = None  # of files.lock; None: not locked yet
         self.keeps_old = False  # was it told that an old checkpoint cannot be removed?
+        self.saved_step, self.drawn = -1, float("-inf")
 
     # ---- begin and end
 
