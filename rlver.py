@@ -19,7 +19,7 @@ printing and pictures are in support/; a first reading can skip them.
 from models.build import Models
 from models.loading import return_freed_memory
 from players.calls import CallLog
-from players.check import check, learn
+from players.check import check, learn, print_bill
 from players.users import check_playable, digests_of_texts, simulator_of_run
 from support import errors, ranks, report, rundir, settings
 from support.clock import Clock
@@ -154,6 +154,8 @@ def set_up(run):
     if run.first:
         sizes = len(users), len(heldout), ranks.world_size(), run.state["step"]
         print_head(cfg, run.path, *sizes)
+        due = run.heldout * len(evaluations_due(run))
+        print_bill(simulator, cfg, cfg.steps - max(0, run.state["step"]), due)
     return simulator, users, models
 
 
@@ -176,12 +178,23 @@ def evaluate_and_save(run, simulator, models):
     step = max(0, state["step"])
     if state["step"] == cfg.steps:
         save(run, models)
-    is_due = step in (0, cfg.steps) or (cfg.eval_every and step % cfg.eval_every == 0)
-    if is_due and step not in [scores["step"] for scores in state["evaluations"]]:
+    if step in evaluations_due(run):
         evaluate(run, simulator, models, step)
     state["step"] = step
     if step % cfg.save_every == 0:
         save(run, models)
+
+
+def evaluations_due(run):
+    """The steps from the last one on behind which an evaluation is still to be made."""
+    cfg, state = run.cfg, run.state
+    done = [scores["step"] for scores in state["evaluations"]]
+    return [
+        step
+        for step in range(max(0, state["step"]), cfg.steps + 1)
+        if step in (0, cfg.steps) or (cfg.eval_every and step % cfg.eval_every == 0)
+        if step not in done
+    ]
 
 
 def evaluate(run, simulator, models, step):
