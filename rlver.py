@@ -19,7 +19,7 @@ printing and pictures are in support/; a first reading can skip them.
 from models.build import Models
 from models.loading import return_freed_memory
 from players.calls import CallLog
-from players.check import check, learn
+from players.check import check, learn, print_bill
 from players.users import check_playable, digests_of_texts, simulator_of_run
 from support import errors, ranks, report, rundir, settings
 from support.clock import Clock
@@ -48,6 +48,7 @@ from rollout import SEEDS, Agent, rollout, tokens_sampled
 from toy import world
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
+DRAW_EVERY = 60  # seconds from one drawing of a run to the next, but for the last
 # (Another algorithm has its name, its defaults and its checks in support/settings.py.)
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
@@ -161,6 +162,8 @@ def set_up(run):
     if run.first:
         sizes = len(profiles), len(heldout), ranks.world_size(), run.state["step"]
         print_head(cfg, run.path, *sizes)
+        due = run.heldout * len(evaluations_due(run))
+        print_bill(simulator, cfg, cfg.steps - max(0, run.state["step"]), due)
     return simulator, profiles, models
 
 
@@ -179,12 +182,23 @@ def evaluate_and_save(run, simulator, models):
         # Before the evaluation: with more --steps, a resumed run goes on as if it had never
         # stopped here.
         save(run, models)
-    is_due = step in (0, cfg.steps) or (cfg.eval_every and step % cfg.eval_every == 0)
-    if is_due and step not in [scores["step"] for scores in state["evaluations"]]:
+    if step in evaluations_due(run):
         evaluate(run, simulator, models, step)
     state["step"] = step
     if step % cfg.save_every == 0:
         save(run, models)
+
+
+def evaluations_due(run):
+    """The steps from the last one on behind which an evaluation is still to be made."""
+    cfg, state = run.cfg, run.state
+    done = [scores["step"] for scores in state["evaluations"]]
+    return [
+        step
+        for step in range(max(0, state["step"]), cfg.steps + 1)
+        if step in (0, cfg.steps) or (cfg.eval_every and step % cfg.eval_every == 0)
+        if step not in done
+    ]
 
 
 def evaluate(run, simulator, models, step):
@@ -209,7 +223,8 @@ def save(run, models):
     if run.saved_step < run.state["step"]:
         ranks.broadcast(run.save, models.gather() if run.state["step"] else None)
         run.saved_step = run.state["step"]
-        if run.saved_step > 0:
+        # it takes a second, as long as a step of the toy
+        if run.saved_step > 0 and time.monotonic() - run.drawn > DRAW_EVERY:
             draw_report(run)
 
 
@@ -294,6 +309,7 @@ def stop_if_asked(run, models):
     number = max(ranks.all_gather_list([run.stop.number]))
     if number:
         save(run, models)
+        draw_report(run)
         raise errors.Stopped(number)
 
 
@@ -331,9 +347,10 @@ def log_of_calls(cfg, out, name="calls"):
 
 
 def draw_report(run):
-    """Draw the picture and the page of the run so far."""
-    if run.first:
+    """Draw the picture and the page of the run so far, if it has a checkpoint."""
+    if run.first and run.saved_step >= 0:
         report.draw(run.path, run.heldout)
+        run.drawn = time.monotonic()
 
 
 def interrupt(*_):
@@ -354,8 +371,12 @@ def main(argv=None):
         cfg, out, finished = ranks.broadcast(settings.open_run, flags)
         if not finished:
             run = rundir.RunDir(out, cfg, log_of_calls(cfg, out), ranks.rank())
-            train(run)
-            ranks.broadcast(run.finish)
+            try:
+                train(run)
+                ranks.broadcast(run.finish)
+            except Exception:  # a second Ctrl-C is none
+                draw_report(run)
+                raise
             draw_report(run)
         if ranks.rank() == 0:
             print_summary(out)

@@ -37,6 +37,7 @@ class Answer:
     likeliest: list = ()  # [(text, log-prob)] of the first token, if they were asked for
     has_floors: bool = False  # were there others, with no log-prob but a floor such as -9999?
     tokens: int = None  # its number of tokens, with those of the thought, if the model counts them
+    tokens_read: int = None  # those of the prompt, likewise
     model: str = ""  # the name of the model that answered, if a server says it
 
     @property

@@ -61,6 +61,31 @@ def learn(simulator, findings):
         model.adopt(**attributes)
 
 
+def print_bill(simulator, cfg, steps, measured):
+    """Print how many questions each server behind the users of a run is asked at most, but for those
+    that are asked again, and how many tokens that is by the questions of `check`. cfg: the run's
+    Settings; steps: to train; measured: the profiles of all evaluations."""
+    dialogues = steps * cfg.batch_size + len(measured)
+    # One first line for each group, and for a person who brings none; the last reply is not answered.
+    lines = steps * cfg.batch_size // cfg.group_size + dialogues * (cfg.max_turns - 1)
+    lines += sum(not person.first_talk.strip() for person in measured)
+    feelings, models = dialogues * cfg.max_turns, models_of(simulator)
+    asked = {"simulator": lines + feelings}
+    if reader := models["hearing"]:
+        asked = {"simulator": lines, "reader": feelings * len(reader.texts)}
+    for part, questions in asked.items():
+        if usage := getattr(models[part], "usage", None):  # a server's
+            times = questions / usage["answers"] / 1e6
+            tokens = (
+                f"; by the first ones {times * usage['read']:,.2f} million tokens to read and "
+                f"{times * usage['written']:,.2f} to write, and more as dialogues grow"
+            )
+            print_folded(
+                f"Questions to {models[part].name} ({part}): {questions:,} at most, if none is asked "
+                f"again{tokens if usage['read'] else ''}."
+            )
+
+
 async def find_form(simulator):
     """Ask the first question in each format of the user's model, the strictest first, until an
     answer can be read. This format is printed, and used from then on. One is given up after a

@@ -24,6 +24,7 @@ import random
 import re
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from email.utils import mktime_tz, parsedate_tz
 
@@ -78,6 +79,8 @@ class ServerModel(AdaptiveModel):
         # The names of the models that have answered. Another one than was asked for is usual: an
         # alias is served by a version. A second one is another model, and the results are mixed.
         self.served = []
+        # sums over all answers, as the server counts: of "answers", of tokens "read" and "written"
+        self.usage = Counter()
 
         # The state. Only the check changes the format, because a later refusal may be about the
         # words of a prompt.
@@ -177,6 +180,9 @@ class ServerModel(AdaptiveModel):
             status, answer, wait = await self.request(messages, parameters)
             if isinstance(answer, Answer):
                 self.has_answered = True
+                self.usage.update(
+                    answers=1, read=answer.tokens_read or 0, written=answer.tokens or 0
+                )
                 self.keep_name(answer.model)
                 return answer
             if refusal := self.refusal_by(status, len(failed)):
@@ -372,9 +378,10 @@ def read_body(text):
         value_at(message, "reasoning_content") or value_at(message, "reasoning")
     )
     # JSON may hold anything in place of a number: text, true, NaN, Infinity.
-    tokens = value_at(body, "usage", "completion_tokens")
-    if type(tokens) is int:
-        answer.tokens = tokens
+    counts = (value_at(body, "usage", f"{part}_tokens") for part in ("completion", "prompt"))
+    answer.tokens, answer.tokens_read = (
+        n if type(n) is int and 0 <= n < 1e9 else None for n in counts
+    )
     tops = value_at(choice, "logprobs", "content", 0, "top_logprobs")
     if isinstance(tops, list):
         pairs = [pair for pair in map(token_and_log_prob, tops) if pair]

@@ -1,16 +1,18 @@
 """support/__init__.py - what every program sets up before it imports torch.
 
-Importing `support` has three effects: it starts the clock of a run, ends the program if a package
-is missing or Python is too old, and tells torch's threads not to spin for long. All of them must
-come before torch is imported. So every program imports from `support`, or from a room that imports
-it first, before anything but the standard library. This file uses only syntax that old versions of
-Python can parse (no f-strings), so that they get as far as the message about their version.
+Importing `support` has four effects: it starts the clock of a run, ends the program if a package
+is missing or Python is too old, tells torch's threads not to spin for long, and lets garbage wait.
+All of them must come before torch is imported. So every program imports from `support`, or from a
+room that imports it first, before anything but the standard library. This file uses only syntax
+that old versions of Python can parse (no f-strings), so that they get as far as the message about
+their version.
 
 The files of this folder, in an order for reading: errors, files, command_line, answers; clock,
 metrics, needs, results; settings, rundir, stopping, report; ranks. They import nothing of the
 project but emotion.py and each other.
 """
 
+import gc
 import importlib.util
 import os
 import sys
@@ -40,3 +42,7 @@ if problem:
 # each on two cores then come to a standstill: each spins on the core that the other's last thread
 # needs. With this setting they spin a little and then sleep. It is read when torch is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+# ---- garbage: Python looks for it after each 700 new objects. Importing torch and transformers makes
+# hundreds of thousands, and none is garbage: a quarter of the time of these imports went into it.
+gc.set_threshold(10000)

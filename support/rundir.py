@@ -60,8 +60,9 @@ class RunDir:
     runner         the asyncio.Runner in which all dialogues are held
     calls          the log of this rank's calls to the user's model
     state          what a checkpoint keeps of the run; it and the next two exist from `restore` on
-    saved_step     the step of the newest checkpoint
+    saved_step     the step of the newest checkpoint, -1 before there is one
     heldout        the profiles of the held-out users
+    drawn          when the report was drawn last
     dropped        what the last `log_dropped` has counted
     rows           the lines of metrics, from `restore` on
     start_time     when the run would have begun without interruptions, from `restore` on
@@ -77,6 +78,7 @@ class RunDir:
         self.stop = StopSignal(prints=self.first)
         self.held_lock = None  # of files.lock; None: not locked yet
         self.keeps_old = False  # was it told that an old checkpoint cannot be removed?
+        self.saved_step, self.drawn = -1, float("-inf")
 
     # ---- begin and end
 

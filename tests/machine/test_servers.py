@@ -3,7 +3,7 @@ dialogues side by side, and whole runs. A real server on loopback (server.py) ha
 three days of dialogues will meet."""
 
 from players.calls import MAX_ANSWER_TOKENS, Answer, Caller, CallLog
-from players.check import check
+from players.check import check, print_bill
 from players.server import (
     FORMAT_RETRIES,
     FORMATS,
@@ -20,14 +20,17 @@ from support.errors import (
     SimulatorRefused,
     UnreadableAnswers,
 )
+from support.settings import resolve_settings
 
 import asyncio
 import json
 import re
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 
@@ -820,6 +823,72 @@ def served(no_pictures, tiny_dir, tmp_path_factory):
         patch.setenv("RLVER_API_KEY", KEY + "\n")  # as a key from a file may end
         assert rlver.main(flags_of(tiny_dir, server.url, out)) == 0
         return out, list(server.prompts)
+
+
+@pytest.mark.parametrize(
+    "algo, questions, read, written",
+    [("ppo", "182,400", "364.80", "41.95"), ("grpo", "686,400", "1,372.80", "157.87")],
+)
+def test_the_bill_of_the_papers_run(algo, questions, read, written, capsys):
+    """Of 350 steps, and two evaluations with a hundred people. (Pages named PPO's alone.)"""
+    model = ServerModel("m", "http://127.0.0.1:9/v1")
+    model.usage.update(answers=3, read=6000, written=690)
+    cfg = resolve_settings({"algo": algo, "model": "m", "engine": "torch"})
+    print_bill(simulator_of(model), cfg, cfg.steps, toy_profiles("heldout", 100) * 2)
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.startswith(f"Questions to m (simulator): {questions} at most")
+    assert f"first ones {read} million tokens to read and {written} to write" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags, parts",
+    [
+        ("--algo grpo --steps 3 --eval-every 2", "simulator"),
+        ("--algo ppo --group-size 1", "simulator"),
+        ("--algo grpo", "simulator reader"),
+        ("--algo grpo", "reader"),
+    ],
+)
+def test_a_run_asks_what_its_bill_says(flags, parts, tiny_dir, tmp_path, capfd, monkeypatch):
+    """If nobody leaves early. One person brings a first line; a run that goes on has a bill of its
+    own, for what no log answers. A reader has four questions about each reply. Tokens are named where the server counts."""
+    asked, usage = Counter(), {}
+
+    def reply(request):
+        prompt = request["messages"][0]["content"]
+        if "logprobs" in request:
+            asked["reader"] += 1
+            top = [{"token": "yes", "logprob": -0.4}, {"token": "no", "logprob": -1.2}]
+            body = completion("")
+            body["choices"][0]["logprobs"] = {"content": [{"top_logprobs": top}]}
+            return 200, {}, body | usage
+        asked["simulator"] += 1
+        felt = feeling(1 + check_change(prompt))
+        text = coded(prompt, saying("Go on.") if "<emotion_level>" in prompt else felt)
+        return 200, {}, completion(text) | usage
+
+    def bill(*args):  # what was asked before is the check's
+        print_bill(*args)
+        asked.clear()
+
+    monkeypatch.setattr(rlver, "print_bill", bill)
+    out, users = tmp_path / "out", toy_people(tmp_path)
+    heldout = Path(users[-1])
+    first, more = heldout.read_text().split("\n", 1)
+    heldout.write_text(json.dumps(json.loads(first) | {"first_talk": "I am sad."}) + "\n" + more)
+    with Loopback(reply=reply) as server:
+        url = f"openai:scripted@{server.url}"
+        user = ["--simulator", url, "--simulator-temperature", 1] if "simulator" in parts else []
+        user += ["--reader", url] if "reader" in parts else []
+        run = ["--model", tiny_dir, *SMALL, *flags.split(), *user, *users, "--out", out]
+        for argv in (run, ["--resume", out, "--steps", 4]):
+            told = " ".join(output_of(capfd, 0, rlver.main, *argv).split())
+            bills = re.findall(r"\((simulator|reader)\): ([\d,]+) at most", told)
+            assert {part: int(count.replace(",", "")) for part, count in bills} == asked
+            assert [part for part, _ in bills] == parts.split()
+            assert told.count("tokens to read") == len(bills) * bool(usage)
+            usage["usage"] = {"prompt_tokens": 2000, "completion_tokens": 100}
 
 
 @pytest.mark.slow

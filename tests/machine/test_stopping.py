@@ -2,7 +2,7 @@
 process or to one of two ranks, and what goes on is the run that was let alone."""
 
 from models.build import Models
-from support import rundir
+from support import errors, report, rundir
 
 import itertools
 import os
@@ -35,7 +35,8 @@ MOMENTS = {
 
 
 def signal_at(moment, patch, kind, ranks=1):
-    """Send this process signals of these kinds, one behind the other, when the moment has come."""
+    """Send this process signals of these kinds, one behind the other, when the moment has come; or
+    raise an exception that stands among them."""
     place, name, number, _ = MOMENTS[moment]
     function, calls = getattr(place, name), itertools.count(1)
     if name == "Agent":  # each rank has its own
@@ -44,6 +45,8 @@ def signal_at(moment, patch, kind, ranks=1):
     def with_signals(*args, **more):
         if next(calls) == number:
             for one in kind:
+                if isinstance(one, Exception):
+                    raise one
                 os.kill(os.getpid(), one)
         return function(*args, **more)
 
@@ -80,6 +83,29 @@ def test_a_second_signal_ends_at_once(tiny_dir, tmp_path, monkeypatch, moods):
     signal_at("between two mini-batches", monkeypatch, [signal.SIGTERM, signal.SIGINT])
     assert go(tiny_dir, tmp_path / "out") == 128 + signal.SIGINT
     assert saved(tmp_path / "out") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "every, end, drawn",
+    [
+        (1e9, [], [1, 4]),
+        (-1, [], [1, 2, 3, 4, 4]),
+        (1e9, [signal.SIGTERM], [1, 3]),
+        (1e9, [signal.SIGTERM, signal.SIGINT], [1]),  # at once
+        (1e9, [errors.SimulatorRefused("no money")], [1, 3]),
+    ],
+)
+def test_a_run_is_drawn_first_and_last(every, end, drawn, tiny_dir, tmp_path, monkeypatch, moods):
+    """It has a checkpoint after each step; between the first and its end, whatever that is, it draws
+    once a minute at most. (A drawing takes a second, and a run of two minutes drew seven times. An
+    error left the page of an earlier step.)"""
+    steps = []  # on the page
+    monkeypatch.setattr(report, "draw", lambda out, _: steps.append(len(rundir.metrics_of(out))))
+    monkeypatch.setattr(rlver, "DRAW_EVERY", every)
+    signal_at("in a rollout", monkeypatch, end)
+    go(tiny_dir, tmp_path / "out", "--save-every", 1)
+    assert steps == drawn
 
 
 PATH = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
