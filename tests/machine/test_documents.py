@@ -46,7 +46,8 @@ def links_of(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
         if not target.startswith("https://"):
             path, _, heading = target.partition("#")
-            links.append([(folder / path).resolve().relative_to(ROOT).as_posix(), heading])
+            place = folder / path if path else ROOT / page
+            links.append([place.resolve().relative_to(ROOT).as_posix(), heading])
     return links
 
 
@@ -85,7 +86,7 @@ def test_every_file_that_is_named_is_there():
 
 
 def test_the_docs_name_what_a_resumed_run_may_change():
-    section = PAGES["docs/running.md"].split("All settings stay, except")[1]
+    section = PAGES["docs/files.md"].split("All settings stay, except")[1]
     for flag in RESUMABLE:
         assert f"`{flag}`" in section, flag
 
@@ -119,10 +120,10 @@ def keys_of(value):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "dialogues.jsonl"])
 def test_the_glossary_has_every_key(name, whole):
-    """docs/troubleshooting.md explains each key of the files of a run, and none that is not there."""
+    """docs/files.md explains each key of the files of a run, and none that is not there."""
     text = (whole("ppo") / name).read_text("utf-8")
     row = json.loads(text if name == "summary.json" else text.split("\n")[0])
-    page = PAGES["docs/troubleshooting.md"]
+    page = PAGES["docs/files.md"]
     section = re.search(rf"^## `{re.escape(name)}`$(.*?)(?=^## |\Z)", page, re.S | re.M)[1]
     assert re.search(r"^\| key ", section, re.M)
     explained = re.findall(r"^\|(.*?)\|", section, re.M)  # the first column
