@@ -1,6 +1,6 @@
 """What the README and docs/ name is there: every function, file, flag, key, step and link."""
 
-from support.settings import RESUMABLE
+from support.settings import REAL, RESUMABLE
 
 import ast
 import importlib
@@ -89,6 +89,41 @@ def test_the_docs_name_what_a_resumed_run_may_change():
     section = PAGES["docs/files.md"].split("All settings stay, except")[1]
     for flag in RESUMABLE:
         assert f"`{flag}`" in section, flag
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo"])
+def test_the_bill_is_that_of_the_defaults(algo):
+    """Questions of the whole run: one for a group's first line, fifteen for a dialogue of eight
+    replies, sixteen for one of an evaluation. (Once the page trained with GRPO and priced PPO.)"""
+    size = REAL["group_size"][algo]
+    step = REAL["batch_size"][algo] // size * (1 + 15 * size)
+    bill = f"{REAL['steps'] * step + 2 * 16 * REAL['eval_size']:,}"
+    assert f"= {step:,} |" in PAGES["docs/running.md"]
+    assert all(f"| {bill} |" in PAGES[page] for page in ("README.md", "docs/running.md"))
+
+
+def test_a_short_run_of_a_recipe_warms_up_within_it():
+    """A real model's rate rises for 50 steps: a page that asks for fewer names the warm-up, too."""
+    runs = re.findall(
+        r"recipes/(?:one_gpu|qwen7b)\.sh[^`\n]* --steps .*", "\n".join(PAGES.values())
+    )
+    assert len(runs) >= 4
+    for line in runs:
+        steps, warmup = (
+            int(re.search(rf"--{flag} (\d+)", line)[1]) for flag in ("steps", "warmup")
+        )
+        assert 4 * warmup <= steps, line
+
+
+def test_a_page_has_the_flags_of_its_recipe_and_one_row_for_a_command():
+    """A KL of 0.02 says little to whom nobody told of the recipe's 0.006; and of two scores of one
+    command a reader believes the wrong one."""
+    recipe = (ROOT / "recipes" / "smollm2.sh").read_text("utf-8")
+    shown = re.findall(r"--(?:kl-coef|temperature) [\d.]+", PAGES["docs/small.md"])
+    assert len(shown) == 2 and all(flag in recipe for flag in shown)
+    for page, text in PAGES.items():
+        rows = re.findall(r"^\| (`[^`]+ -[^`]+`) \|", text, re.M)
+        assert len(rows) == len(set(rows)), page
 
 
 @pytest.mark.slow
