@@ -460,15 +460,6 @@ def cell_of(name, value, low, high, _):
     return f"{value:.2f}" + (f" ({low:.2f} to {high:.2f})" if low is not None else "")
 
 
-def table_constants(measured):
-    """The mean final emotions of people who hear the fixed policies of small.py."""
-    line = measured.get("reader-constants")
-    if not line:
-        return ""
-    rows = sorted(line["finals"].items(), key=lambda item: -item[1])
-    return markdown(["says", "ends at"], [[name, f"{score:.1f}"] for name, score in rows])
-
-
 def table_small(measured):
     """The small model's runs, before and after the training, and the mean gains of GRPO's seeds."""
     lines = [line for line in measured.values() if line["part"] == "small"]
@@ -487,39 +478,15 @@ def table_small(measured):
     return markdown(["", *columns, "minutes"], [*rows, mean])
 
 
-def table_validated(measured):
-    """The commands of all runs, with commit, seeds and mean score, which links to the first line."""
-    groups = {}  # {(command, commit): [(number of the line in the file, line)]}
-    for number, line in enumerate(measured.values(), 1):
-        if "flags" in line:  # a run
-            program = "bash recipes/smollm2.sh" if line["part"] == "small" else "python rlver.py"
-            command = f"{program} {re.sub('--seed [0-9]+ ?', '', line['flags'])}".strip()
-            groups.setdefault((command, line["commit"]), []).append((number, line))
-    rows = []
-    for (command, commit), lines in groups.items():
-        score = interval([last(line) for _, line in lines])
-        rows.append(
-            [
-                f"`{command}`",
-                commit,
-                len(lines),
-                f"[{score}](../benchmarks/runs.jsonl#L{lines[0][0]})",
-            ]
-        )
-    return markdown(["command", "commit", "seeds", "score"], rows)
-
-
 # By the names in the documents' comments.
 TABLES = {
     "challenging": table_challenging,
     "hackable": table_hackable,
     "signs": table_signs,
     "replies": table_replies,
-    "constants": table_constants,
     "small": table_small,
     "variants": table_variants,
     "rewards": table_rewards,
-    "validated": table_validated,
 }
 
 

@@ -33,6 +33,9 @@ COPIED = [
     "toy",
     "docs",
 ]
+# What a copied page does not have: what tells of nano.py or of a derivation's answer, and a function
+# that is an exercise. docs/small.md is left out whole: its tables are those of a derivation.
+NOT_HANDED_OUT = re.compile(r"<!-- not handed out -->\n.*?<!-- handed out -->\n", re.S)
 # {file of course/: its name in a handout}
 HANDED_OUT = {
     "for_assistants.md": "AGENTS.md",
@@ -58,10 +61,10 @@ def handout(target, chosen):
             place = Path(scratch) / "handout"
             copy_project(place, chosen, stubs_of(chosen))
             (place / "README.md").write_text(assignment(chosen), encoding="utf-8")
-            page = (ROOT / "README.md").read_text(encoding="utf-8")
-            # it shows a function that is an exercise
-            page = re.sub(r"^```python\n.*?^```\n", "", page, flags=re.S | re.M)
-            (place / "PROJECT.md").write_text(page, encoding="utf-8")
+            shutil.copy(ROOT / "README.md", place / "PROJECT.md")
+            for page in (place / "PROJECT.md", *place.glob("docs/*.md")):
+                text = NOT_HANDED_OUT.sub("", page.read_text(encoding="utf-8"))
+                page.write_text(text, encoding="utf-8")
             for file, name in HANDED_OUT.items():
                 (place / name).parent.mkdir(exist_ok=True)
                 shutil.copy(HERE / file, place / name)
@@ -97,7 +100,7 @@ def copy_project(place, chosen, changed):
             if path.name == "nano.py" and not set(chosen) & set(exercises("nano")):
                 continue  # it has the answers
             if path.is_dir():
-                left_out = shutil.ignore_patterns("__pycache__", ".*")
+                left_out = shutil.ignore_patterns("__pycache__", ".*", "small.md")
                 shutil.copytree(path, place / path.name, ignore=left_out)
             else:
                 shutil.copy(path, place / path.name)

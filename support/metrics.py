@@ -1,5 +1,5 @@
 """support/metrics.py - the numbers that sum up dialogues: scores, the metrics of a training step
-(docs/troubleshooting.md says what each of them means), and signs that a run goes wrong.
+(docs/files.md says what each of them means), and signs that a run goes wrong.
 
 `signs` counts signs that a policy learns the reward and not the task (RLVER 3.7; Gao 2022 on
 overoptimisation). A rising reward does not say why it rises. A healthy run may move any of the

@@ -152,20 +152,25 @@ def test_the_scores_in_readme_are_the_measured_ones():
 
 
 def test_a_dialogue_in_a_document_is_a_measured_one():
-    """Of seed 0, before and after, word for word: the first held-out person's first reply, and the
-    replies to the first two."""
+    """Of seed 0, before and after, word for word: the first held-out person's first reply, and two
+    that docs/small.md judges. What fixed replies earn, too."""
     readme, page = (
         " ".join((tables.ROOT / name).read_text("utf-8").split())
         for name in ("README.md", "docs/small.md")
     )
+    measured = []
     for when, dialogues in zip(("before", "after"), MEASURED["small-grpo-0"]["dialogues"]):
         reply, felt = dialogues[0][1:3]
         assert f"{when} [{felt - 30:+d}] {' '.join(reply.split())}" in readme
-        for dialogue in dialogues[:2]:
-            before = 30
-            for reply, felt in zip(dialogue[1::3], dialogue[2::3]):
-                assert f"{' '.join(reply.split())} ({felt - before:+d})" in page
-                before = felt
+        for dialogue in dialogues:
+            starts = [30, *dialogue[2::3]]
+            for reply, felt, before in zip(dialogue[1::3], dialogue[2::3], starts):
+                measured.append(f"{' '.join(reply.split())} ({felt - before:+d})")
+    judged = re.findall(r" \| ([^|]*? \([+-]\d+\))(?= \|)", page)
+    assert len(judged) == 6 and len({*judged} & {*measured}) == 4  # the worst of 192 is not kept
+    finals = MEASURED["reader-constants"]["finals"]
+    best, least = (f"{score:.0f}" for score in (max(finals.values()), finals["nothing"]))
+    assert f'ends at {best}, and "Okay." at {least}' in page
 
 
 @pytest.mark.slow

@@ -1,12 +1,13 @@
 """The labs of the course: their patches fit the code, and a lab asks before it shows."""
 
 import ast
+import re
 
 import pytest
 
 import course
 import labs
-from exercises import ROOT, source
+from exercises import ALL, ROOT, source
 
 README = source("course/README.md")
 
@@ -24,6 +25,24 @@ def test_the_patches_of_every_lab_fit_the_code():
             seen |= new
         assert (ROOT / "course" / "pictures" / f"{name}.png").is_file(), name
         assert f"| `{name}` | {lab['title']}" in README, name
+
+
+def test_the_weeks_and_the_points_add_up():
+    """Each exercise in one week, with the hours that its week takes; each lab in one; all points."""
+    weeks = [row.split("|")[3:7] for row in re.findall(r"^\| [1-6] \|.*$", README, re.M)]
+    named = [re.findall(r"`(\w+)`", exercises) for exercises, *_ in weeks]
+    assert sorted(sum(named, [])) == sorted(ALL)
+    for names, (_, hours, *_) in zip(named, weeks):
+        assert not names or float(hours) == round(sum(ALL[n]["minutes"] for n in names) / 60, 1)
+    told = re.findall(r"^\| [1-6] \|.*\| (.*?) \|$", README, re.M)
+    assert set(", ".join(told).split(", ")) >= set(labs.load_labs())
+    points = [sum(exercise["points"] for exercise in ALL.values())]
+    for page, number in (
+        ("derivations", r"^## .*\((\d+) points\)"),
+        ("writeup", r"\((\d+) points\)"),
+    ):
+        points.append(sum(map(int, re.findall(number, source(f"course/{page}.md"), re.M))))
+    assert f"There are {sum(points)} points: {points[0]}" in README
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,10 @@ def test_the_readme_has_its_three_commands_and_ci_runs_them():
 
 
 def test_the_dialogue_is_that_of_the_code():
-    """README shows `converse` whole; it is short enough to be shown. A link leads to the loop."""
+    """README shows `converse` without its docstring. A link leads to the loop."""
     shown = re.search(r"^```python\n(.*?)^```$", README, re.S | re.M)[1]
-    assert shown == inspect.getsource(rollout.converse)
-    assert len(shown.splitlines()) <= 65 and "[`train`](rlver.py#L" in README
+    source = re.sub(r' +""".*?"""\n', "", inspect.getsource(rollout.converse), flags=re.S)
+    assert shown == source and "[`train`](rlver.py#L" in README
 
 
 def test_links_lead_to_the_lines_of_functions():
@@ -107,7 +107,7 @@ def check_flags_of_tool(module, *flags):
 
 def test_every_command_parses():
     """A README that names a flag which is gone sends its readers away."""
-    assert len(of("rlver.py")) >= 6 and len(of("evaluate.py")) >= 6
+    assert len(of("rlver.py")) >= 6 and len(of("evaluate.py")) >= 3
     for flags in of("rlver.py"):
         resolve_settings(vars(make_parser().parse_args(flags)))
     for flags in of("evaluate.py"):
