@@ -58,7 +58,10 @@ def run(place, name, *words, **env):
         (place / program).write_text(f'#!/bin/sh\necho "$@" >> {place}/asked\n')
         (place / program).chmod(0o755)
     recipe = ROOT / "recipes" / name
-    env = {**os.environ, **SERVER, "PATH": f"{place}:{os.environ['PATH']}", **env}
+    given = {
+        name: value for name, value in os.environ.items() if name not in ("READER", "PROFILES")
+    }
+    env = {**given, **SERVER, "PATH": f"{place}:{os.environ['PATH']}", **env}
     subprocess.run(["bash", "-n", recipe], check=True)
     ended = subprocess.run(["bash", recipe, *words], check=True, env=env, stdout=subprocess.PIPE)
     return (place / "asked").read_text().splitlines(), ended.stdout.decode()
