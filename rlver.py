@@ -48,7 +48,6 @@ from rollout import SEEDS, Agent, rollout, tokens_sampled
 from toy import world
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
-DRAW_EVERY = 60  # seconds from one drawing of a run to the next, but for the last
 # (Another algorithm has its name, its defaults and its checks in support/settings.py.)
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
@@ -344,6 +343,9 @@ def log_of_calls(cfg, out, name="calls"):
     script, it has no file."""
     name += f"-{ranks.rank()}" if ranks.rank() else ""
     return CallLog(out / f"{name}.jsonl" if cfg.reader or cfg.simulator not in SCRIPTED else None)
+
+
+DRAW_EVERY = 60  # seconds from one drawing of a run to the next, but for the last
 
 
 def draw_report(run):
