@@ -1,6 +1,6 @@
 """nano.py - the whole of RLVER in one file (arXiv 2507.03112). A language model talks with a user
-whose emotion, 0 to 100, moves after every reply. The last emotion is the reward. PPO or GRPO makes
-it better at comforting people, with or without thinking before it speaks.
+whose emotion, 0 to 100, moves after every reply. The last emotion is the reward, for which PPO or
+GRPO trains the model, with or without thinking before it speaks.
 
     python nano.py --think          GRPO with thoughts, on the toy: a minute or two on a laptop
     python nano.py --algo ppo --model DIR --user MODEL@URL
@@ -8,8 +8,8 @@ it better at comforting people, with or without thinking before it speaks.
 Read it beside the paper. It is short because a row is one reply after its own prompt, which the
 chat template writes anew for each turn. rlver.py is for long runs: it packs a dialogue into one
 row, samples with vLLM, uses many GPUs, logs, resumes, waits for servers, and refuses bad input in
-one line (here it is a traceback). Both compute the same numbers, but for one case: if a direct
-reply's text is encoded to other ids than were sampled, rlver.py's later turns see the latter."""
+one line (here it is a traceback). From the same dialogues both compute the same numbers, unless the
+text of a direct reply is encoded to other ids than were sampled: rlver.py keeps the sampled ones."""
 
 import argparse
 import asyncio
