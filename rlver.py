@@ -11,7 +11,7 @@
     5. log          a line of metrics, every dialogue word for word
     6. evaluate     held-out users, before and after; and save checkpoints
 
-`train` is the loop, and `one_step` its steps 1 to 3; what they call follows. Flags, torchrun, files,
+`train` is the loop; what it calls follows, in the order of its use. Flags, torchrun, files,
 printing and pictures are in support/; a first reading can skip them.
 """
 
@@ -58,7 +58,7 @@ def train(run):
     models. Raises SimulatorRefused, TooManyLost, CannotWrite or SelfCheckFailed at any time, BadInput
     or BadModel before config.json is written."""
     simulator, profiles, models = set_up(run)
-    cfg, state, seconds = run.cfg, run.state, run.state["seconds"]
+    cfg, state = run.cfg, run.state
     run.stop.catch()  # from here on a signal loses no step
 
     # ---- 6. Evaluate and save, before.
@@ -69,41 +69,37 @@ def train(run):
         steps, "training", cfg.steps, initial=state["step"], unit="step", disable=not run.first
     )
     for step in bar:
-        start, rollout_before = time.perf_counter(), seconds["rollout"]
+        start = time.perf_counter()
 
-        # ---- 1 to 3. Converse, roll out, update: `one_step`, below.
+        # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
         chosen = profiles_of_step(profiles, cfg.batch_size // cfg.group_size, cfg.seed, step)
-        hold = partial(hold_dialogues, run, simulator, models, "training", step)
-        episodes, _, metrics = one_step(models, cfg, step, chosen, hold)
+        episodes = hold_dialogues(run, simulator, models, "training", step, chosen)
+        rolled_out = time.perf_counter()
+
+        # ---- 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
+        metrics = update(models, cfg, step, episodes)
 
         # ---- 4. Sync: the engine gets the new weights.
         models.sync()
-        spent = time.perf_counter() - start
+        done = time.perf_counter()
 
         # ---- 5. Log: every dialogue, a line of metrics.
         state["step"] = step
+        state["seconds"]["update"] += done - rolled_out
         all_episodes = of_all_ranks(episodes)
         row = row_of_step(run, models, chosen, episodes, all_episodes, metrics)
-        row["seconds"] = spent
-        rollout_seconds = seconds["rollout"] - rollout_before  # `hold_dialogues` adds its seconds
-        seconds["update"] += spent - rollout_seconds
+        row["seconds"] = done - start
         ranks.broadcast(run.log_step, all_episodes, row)
-        bar.set_postfix_str(progress(row, rollout_seconds))
+        bar.set_postfix_str(progress(row, rolled_out - start))
 
         # ---- 6. Evaluate and save, where it is due.
         evaluate_and_save(run, simulator, models)
 
 
-def one_step(models, cfg, step, profiles, hold, observe=None):
-    """Steps 1 to 3 on this rank. Returns (episodes, minibatches, metrics). hold: a function that
-    holds dialogues with `profiles`, a group with each, and returns this rank's Episodes. observe:
-    for `ppo.optimize`, by tools/lens.py, which makes a step again by this function."""
-
-    # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
-    episodes = hold(profiles)
+def update(models, cfg, step, episodes, observe=None):
+    """Step 3 on this rank: update the models on the Episodes of training step `step`. Returns the
+    metrics. observe: for `ppo.optimize`, by tools/lens.py, which makes an update again."""
     check_groups(episodes)
-
-    # ---- 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
     models.engine.sleep()  # the memory of its cache is the update's now
     if not cfg.toy:  # it has little to free, and would be slower by a twentieth
         return_freed_memory()
@@ -118,8 +114,7 @@ def one_step(models, cfg, step, profiles, hold, observe=None):
     )
     # Both learning rates rise from 0 to their full value in the first `warmup` steps.
     models.set_learning_rates(min(1.0, step / max(1, cfg.warmup)))
-    metrics = UPDATES[cfg.algo](models, minibatches, cfg, observe)
-    return episodes, minibatches, metrics
+    return UPDATES[cfg.algo](models, minibatches, cfg, observe)
 
 
 # ------------------------------------------------------------- what they call, in order of its use

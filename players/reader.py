@@ -42,7 +42,7 @@ WORDS = {"en": ("yes", "no"), "zh": ("是", "否")}
 LIKELIEST = 20  # how many of the likeliest next tokens a model returns
 LEAST_MASS = 0.5  # of both words together; with less the model was about to say something else
 MOST_MASS = 1.01  # with more, but for rounding, a probability was counted twice
-MOST_ODDS = 101  # no log-prob is below -100 (players.server.LEAST_LOG_PROB)
+MOST_ODDS = 101  # no log-prob is below -100 (players.responses.LEAST_LOG_PROB)
 # How many standard deviations from the mean one of the sixty known replies may be before a warning.
 # Of 60 numbers, one that stands alone is at most sqrt(59) = 7.7 away. At 4 it has made the standard
 # deviation 1.2 times as large, so all changes of emotion smaller.

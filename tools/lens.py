@@ -41,7 +41,7 @@ import torch
 
 from people import heldout_as_begun, profiles_of_run, profiles_of_step
 from ppo import log_probs_of, place_rewards
-from rlver import log_of_calls, make_agent, one_step, rollout_of, start_of
+from rlver import log_of_calls, make_agent, rollout_of, start_of, update
 from tools.first_replies import felt_by_all, one_of_each_need
 
 TEMPLATE = Path(__file__).with_name("lens.html.j2")
@@ -197,19 +197,13 @@ def make_again(models, number, profiles, simulator, runner):
     """Make step `number` with `profiles`. Returns its groups, {number: [(Episode, [Word])]}. The
     policy has the weights after the step then, the engine still those before it."""
     cfg, rows = models.cfg, []
-
-    def hold(profiles):
-        users = dict(enumerate(profiles))
-        dialogues = rollout_of(simulator, models, cfg, "training", number, users, cfg.group_size)
-        episodes, dropped = runner.run(dialogues)
-        if len(dropped) > MAX_LOST * cfg.batch_size:
-            reason = dropped[0]["reason"]
-            raise TooManyLost(f"{len(dropped)} of {cfg.batch_size} dialogues are missing: {reason}")
-        return episodes
-
-    episodes, _, _ = one_step(
-        models, cfg, number, profiles, hold, observe=lambda *row: rows.append(row)
-    )
+    users = dict(enumerate(profiles))
+    dialogues = rollout_of(simulator, models, cfg, "training", number, users, cfg.group_size)
+    episodes, dropped = runner.run(dialogues)
+    if len(dropped) > MAX_LOST * cfg.batch_size:
+        reason = dropped[0]["reason"]
+        raise TooManyLost(f"{len(dropped)} of {cfg.batch_size} dialogues are missing: {reason}")
+    update(models, cfg, number, episodes, observe=lambda *row: rows.append(row))
     words, groups = words_of_step(models, rows), {}
     for episode in episodes:
         groups.setdefault(episode.group, []).append((episode, words[episode.number]))

@@ -4,13 +4,13 @@ three days of dialogues will meet."""
 
 from players.calls import MAX_ANSWER_TOKENS, Answer, Caller, CallLog
 from players.check import check, print_bill
+from players.responses import seconds_to_wait
 from players.server import (
     FORMAT_RETRIES,
     FORMATS,
     SAMPLING,
     ServerModel,
     json_schema,
-    seconds_to_wait,
 )
 from players.users import make_simulator
 from support.errors import (
