@@ -310,8 +310,13 @@ def shade(words):
 
 
 def moved_most(words):
-    """(the three words that moved up most, the three that moved down most), or fewer."""
-    words = [word for word in sorted(words, key=lambda word: -abs(word.move)) if word.shade]
+    """(the three words that moved up most, the three that moved down most), or fewer: by their
+    probability. (By log pi they would mostly be words that were hardly ever said.)"""
+
+    def moved(word):
+        return abs(math.exp(word.after) - math.exp(word.before))
+
+    words = [word for word in sorted(words, key=moved, reverse=True) if word.shade]
     return [w for w in words if w.move > 0][:3], [w for w in words if w.move < 0][:3]
 
 

@@ -170,7 +170,10 @@ def draw_beside(paths, page):
         runs=runs,
         lines=lines,
         looks=[*zip(map(name_of, lines), COLOURS, DASHES)],
-        pairs=[([*map(name_of, pair)], compare(pair)) for pair in itertools.combinations(lines, 2)],
+        pairs=[
+            ([*map(name_of, pair)], compare(pair), [*differing(pair)])
+            for pair in itertools.combinations(lines, 2)
+        ],
         settings=differing(lines),
         panels=draw_panels(lines, page.with_suffix(".png")),
         scale_of_run=scale_of_run,

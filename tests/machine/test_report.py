@@ -165,7 +165,8 @@ def test_runs_beside_each_other(make, tmp_path):
     assert not row_of(html, "steps") and html.count("The user toy is a script") == 1
     better = row_of(html, "s0 (3 seeds) and &lt;b&gt;$\\o$")
     assert (
-        better[0].endswith("&lt;b&gt;$\\o$ is better by 20.0, 20.0 to 20.0") and better[-1] == "8"
+        better[0].endswith("$\\o$ is better by 20.0, 20.0 to 20.0 They differ in seed, lr.")
+        and better[-1] == "8"
     )
     worse = row_of(html, "s0 (3 seeds) and again s0 (3 seeds) is better by 10.0")
     assert worse[1] == "-10.0 -10.0 to -10.0"
