@@ -71,7 +71,7 @@ def print_bill(simulator, cfg, steps, measured):
     lines += sum(not person.first_talk.strip() for person in measured)
     feelings, models = dialogues * cfg.max_turns, models_of(simulator)
     asked = {"simulator": lines + feelings}
-    if reader := models["reader"]:
+    if reader := getattr(simulator, "reader", None):
         asked = {"simulator": lines, "reader": feelings * len(reader.texts)}
     for part, questions in asked.items():
         if usage := getattr(models[part], "usage", None):  # a server's
