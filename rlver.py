@@ -85,6 +85,7 @@ def train(run):
 
         # ---- 5. Log: every dialogue, a line of metrics.
         state["step"] = step
+        state["seconds"]["rollout"] += rolled_out - start
         state["seconds"]["update"] += done - rolled_out
         all_episodes = of_all_ranks(episodes)
         row = row_of_step(run, models, chosen, episodes, all_episodes, metrics)
@@ -198,7 +199,9 @@ def evaluations_due(run):
 def evaluate(run, simulator, models, step):
     """One dialogue with every held-out user. The scores are kept in the state. Before and after
     training the first dialogue is printed."""
+    start = time.perf_counter()
     episodes = hold_dialogues(run, simulator, models, "evaluation", step, run.heldout)
+    run.state["seconds"]["evaluate"] += time.perf_counter() - start
     all_episodes = of_all_ranks(episodes)
     if step == 0:
         models.distance.keep(episodes)
@@ -226,8 +229,8 @@ def hold_dialogues(run, simulator, models, kind, step, profiles):
     """Steps 1 and 2: dialogues with each of `profiles`, a group in training, one in an evaluation.
     Returns this rank's episodes. Raises TooManyLost, after a checkpoint, if more than a fifth were
     dropped."""
-    cfg, seconds, clock = run.cfg, run.state["seconds"], models.engine.clock
-    start, simulator_before = time.perf_counter(), clock.simulator
+    cfg, clock = run.cfg, models.engine.clock
+    simulator_before = clock.simulator
     group_size = cfg.group_size if kind == "training" else 1
 
     # Split: a group never crosses ranks.
@@ -245,9 +248,8 @@ def hold_dialogues(run, simulator, models, kind, step, profiles):
     n_dialogues = len(profiles) * group_size
     run.log_dropped(kind, step, all_dropped, n_dialogues, partial(save, run, models))
 
-    seconds["rollout" if kind == "training" else "evaluate"] += time.perf_counter() - start
     if kind == "training":
-        seconds["simulator"] += clock.simulator - simulator_before
+        run.state["seconds"]["simulator"] += clock.simulator - simulator_before
     return episodes
 
 
