@@ -1,12 +1,12 @@
 """people.py - who the users are: profiles, and which of them are trained on and which are held out
 (SAGE 2.1; RLVER 2.1).
 
-From top to bottom: a profile; files of profiles, and the toy's; the profiles of a run, and of a step;
-at last what an old run has kept, which a first reading can skip.
+From top to bottom: a profile; files of profiles, and the toy's; the profiles of a run, and of a step.
+(Whom a run has held out is kept with it: players/heldout.py.)
 """
 
 from support.errors import BadInput
-from support.files import read_json, read_jsonl
+from support.files import read_jsonl
 from support.needs import named_need
 
 import itertools
@@ -124,7 +124,7 @@ def profiles_of_run(paths, eval_size):
     train, *test = map(load_profiles, paths)
     test = sum(test, [])
     if not test:
-        test = draw_heldout(train, eval_size) or train[:1]  # no need has two personas
+        test = draw_heldout(train, eval_size)
         personas = {profile.player for profile in test}
         train = [profile for profile in train if profile.player not in personas]
         if not train:
@@ -141,23 +141,23 @@ def profiles_of_run(paths, eval_size):
 
 
 def draw_heldout(profiles, most):
-    """The profiles to hold out of one file: at most `most`, and a persona's last ones may be more,
-    drawn with a fixed seed. Each need gives a fifth of its personas (of two one, of one none: they
-    are to be trained, too), a persona all of its profiles. (One with profiles of several needs
-    counts for one of these.)"""
+    """The profiles to hold out of one file, `most` or a few more, drawn with a fixed seed: of each
+    need a fifth of its personas, in random order,
+
+        personas of a need     1    2 to 6    7 to 11    ...
+        held out               0    1         2
+
+    each with all of its profiles, the needs in turn, until there are `most` profiles. If no need has
+    two personas, the first profile. (A persona with profiles of several needs counts for one.)"""
     personas = [*{profile.player: profile for profile in profiles}.values()]  # one profile of each
     mixed = random.Random(0).sample(personas, len(personas))
-    fifths = [
-        group[1::5] for group in by_need(mixed)
-    ]  # of each need the 2nd, 7th, 12th, ... persona
+    fifths = [group[1::5] for group in by_need(mixed)]
+    in_turn = itertools.chain.from_iterable(itertools.zip_longest(*fifths))
     drawn = []
-    for one in itertools.chain.from_iterable(itertools.zip_longest(*fifths)):  # the needs in turn
-        if one and len(drawn) < most:
-            drawn += [profile for profile in profiles if profile.player == one.player]
-    return drawn
-
-
-# --------------------------------------------------------------------------- the profiles of a step
+    for persona in filter(None, in_turn):
+        if len(drawn) < most:
+            drawn += [profile for profile in profiles if profile.player == persona.player]
+    return drawn or profiles[:1]
 
 
 def by_need(profiles):
@@ -166,6 +166,9 @@ def by_need(profiles):
     for profile in profiles:
         of_need.setdefault(named_need(profile), []).append(profile)
     return of_need.values()
+
+
+# --------------------------------------------------------------------------- the profiles of a step
 
 
 def profiles_of_step(profiles, size, seed, step):
@@ -185,58 +188,3 @@ def endless(group, seed):
     """The profiles of one need, again and again, each time in another order."""
     for epoch in itertools.count():
         yield from random.Random(f"{seed} {epoch}{named_need(group[0])}").sample(group, len(group))
-
-
-# --------------------------------------------------------------------- whom a run has held out, kept
-
-# A run keeps them in heldout.json, and a checkpoint in its rlver.json: {"ids": [...], "profiles":
-# [...]}. An earlier version kept only the ids.
-
-
-def profiles_in(kept):
-    """The Profiles in what a run has kept, [] if there are none."""
-    return [Profile(**row) for row in kept.get("profiles", ())]
-
-
-def heldout_as_begun(out, heldout):
-    """The profiles that the run in `out` has held out since it began. heldout: those that its files
-    hold out now, which a new run takes. Raises BadInput if the ids are not the same: then profiles
-    to train on would be held out, and the other way round."""
-    kept, ids = read_json(out / "heldout.json"), [profile.id for profile in heldout]
-    if kept.get("ids", ids) != ids:
-        raise BadInput(
-            f"{out}: the profiles have changed since the run began, or an earlier version began it, "
-            "so other users would be held out; start a new run"
-        )
-    return profiles_in(kept) or heldout
-
-
-def heldout_of_run(out, settings):
-    """The profiles that the run in `out` with these `settings` held out, to measure it afterwards:
-
-        --profiles       kept           returned
-        none             -              the toy's held-out users
-        files            the profiles   these, even if the files were edited
-        files            the ids        the profiles of the files that have these ids
-        two files        nothing        those of the second (a copied checkpoint of an earlier version)
-
-    Raises BadInput for one file and nothing kept, and for ids that the files do not have."""
-    paths = settings["profiles"]
-    kept = paths and (settings.get("heldout") or read_json(out / "heldout.json"))
-    if kept:
-        return profiles_in(kept) or profiles_with(kept["ids"], paths, out)
-    if paths and len(paths) == 1:
-        raise BadInput(f"{out}: heldout.json is missing: whom did it hold out? Name --profiles")
-    return profiles_of_run(paths, settings["eval_size"])[1]
-
-
-def profiles_with(ids, paths, out):
-    """The profiles with these `ids` in the files `paths` of the run in `out`. Raises BadInput."""
-    in_files = {profile.id: profile for path in paths for profile in load_profiles(path)}
-    missing = [id_ for id_ in ids if id_ not in in_files]
-    if missing:
-        raise BadInput(
-            f"{out}: held-out users of this run are not in {' '.join(paths)} any more: "
-            f"{', '.join(missing[:5])}; name users with --profiles"
-        )
-    return [in_files[id_] for id_ in ids]

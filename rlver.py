@@ -20,6 +20,7 @@ from models.build import Models
 from models.loading import return_freed_memory
 from players.calls import CallLog
 from players.check import check, learn, print_bill
+from players.heldout import heldout_as_begun
 from players.users import check_playable, digests_of_texts, simulator_of_run
 from support import errors, ranks, report, rundir, settings
 from support.clock import Clock
@@ -41,13 +42,14 @@ from tqdm import tqdm
 
 from emotion import TRAINING
 from grpo import check_groups, grpo_update
-from people import heldout_as_begun, profiles_of_run, profiles_of_step
+from people import profiles_of_run, profiles_of_step
 from policy import split_batch
 from ppo import ppo_update
 from rollout import SEEDS, Agent, rollout, tokens_sampled
 from toy import world
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
+DRAW_EVERY = 60  # seconds from one drawing of a run to the next, but for the last
 # (Another algorithm has its name, its defaults and its checks in support/settings.py.)
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
@@ -73,7 +75,9 @@ def train(run):
 
         # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
         chosen = profiles_of_step(profiles, cfg.batch_size // cfg.group_size, cfg.seed, step)
-        episodes = hold_dialogues(run, simulator, models, "training", step, chosen)
+        episodes, all_episodes, counts = hold_dialogues(
+            run, simulator, models, "training", step, chosen
+        )
         rolled_out = time.perf_counter()
 
         # ---- 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
@@ -87,8 +91,7 @@ def train(run):
         state["step"] = step
         state["seconds"]["rollout"] += rolled_out - start
         state["seconds"]["update"] += done - rolled_out
-        all_episodes = of_all_ranks(episodes)
-        row = row_of_step(run, models, chosen, episodes, all_episodes, metrics)
+        row = row_of_step(run, models, chosen, episodes, all_episodes, counts, metrics)
         row["seconds"] = done - start
         ranks.broadcast(run.log_step, all_episodes, row)
         bar.set_postfix_str(progress(row, rolled_out - start))
@@ -168,14 +171,17 @@ def start_of(cfg):
 
 
 def evaluate_and_save(run, simulator, models):
-    """Step 6: evaluate before the first and after the last step, and every --eval-every steps; save
-    every --save-every steps and after the last one. A resumed run makes the evaluation that it was
-    stopped before."""
+    """Step 6, where it is due. `train` calls it
+
+    before step 1       evaluate, save: a new run is at step -1 until then
+    after each step     evaluate if --eval-every is over, save if --save-every is
+    after the last one  save, evaluate: a run that is resumed with more --steps goes on from a
+                        state without this evaluation, as if it had never stopped here
+    at a resume         make the evaluation that the run was stopped before
+    """
     cfg, state = run.cfg, run.state
-    step = max(0, state["step"])  # -1: of a new run, which has no checkpoint until it is evaluated
+    step = max(0, state["step"])
     if step == cfg.steps:
-        # Before the evaluation: with more --steps, a resumed run goes on as if it had never
-        # stopped here.
         save(run, models)
     if step in evaluations_due(run):
         evaluate(run, simulator, models, step)
@@ -200,12 +206,13 @@ def evaluate(run, simulator, models, step):
     """One dialogue with every held-out user. The scores are kept in the state. Before and after
     training the first dialogue is printed."""
     start = time.perf_counter()
-    episodes = hold_dialogues(run, simulator, models, "evaluation", step, run.heldout)
+    episodes, all_episodes, counts = hold_dialogues(
+        run, simulator, models, "evaluation", step, run.heldout
+    )
     run.state["seconds"]["evaluate"] += time.perf_counter() - start
-    all_episodes = of_all_ranks(episodes)
     if step == 0:
         models.distance.keep(episodes)
-    scores = {"step": step, **summarise(all_episodes), **run.dropped}
+    scores = {"step": step, **summarise(all_episodes), **counts}
     run.state["evaluations"].append(scores)
     ranks.broadcast(run.log_evaluation, all_episodes, scores)
     if step in (0, run.cfg.steps):
@@ -227,8 +234,8 @@ def save(run, models):
 
 def hold_dialogues(run, simulator, models, kind, step, profiles):
     """Steps 1 and 2: dialogues with each of `profiles`, a group in training, one in an evaluation.
-    Returns this rank's episodes. Raises TooManyLost, after a checkpoint, if more than a fifth were
-    dropped."""
+    Returns the Episodes of this rank, those of all ranks without tokens, and, as RunDir.log_dropped,
+    how many were dropped. Raises TooManyLost, after a checkpoint, if more than a fifth were."""
     cfg, clock = run.cfg, models.engine.clock
     simulator_before = clock.simulator
     group_size = cfg.group_size if kind == "training" else 1
@@ -238,19 +245,22 @@ def hold_dialogues(run, simulator, models, kind, step, profiles):
 
     # Roll out. A signal cuts the dialogues short: then there is nothing to return.
     with bar_of(run, kind, step, len(groups) * group_size) as bar:
-        more = {"timeout": ROLLOUT_TIMEOUT, "bar": bar}
-        dialogues = rollout_of(simulator, models, cfg, kind, step, groups, group_size, **more)
+        dialogues = rollout_of(
+            simulator, models, cfg, kind, step, groups, group_size, ROLLOUT_TIMEOUT, bar
+        )
         episodes, dropped = run.stop.hold(run.runner, dialogues) or ([], [])
     stop_if_asked(run, models)
 
     # Gather, and log what was dropped on any rank.
     all_dropped = ranks.all_gather_list(dropped)
     n_dialogues = len(profiles) * group_size
-    run.log_dropped(kind, step, all_dropped, n_dialogues, partial(save, run, models))
+    counts = run.log_dropped(kind, step, all_dropped, n_dialogues, partial(save, run, models))
+    all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
+    all_episodes.sort(key=attrgetter("number"))
 
     if kind == "training":
         run.state["seconds"]["simulator"] += clock.simulator - simulator_before
-    return episodes
+    return episodes, all_episodes, counts
 
 
 def bar_of(run, kind, step, total):
@@ -260,9 +270,9 @@ def bar_of(run, kind, step, total):
     return tqdm(desc=text, total=total, unit="dialogue", leave=False, disable=hidden)
 
 
-def rollout_of(simulator, models, cfg, kind, step, groups, group_size, **more):
+def rollout_of(simulator, models, cfg, kind, step, groups, group_size, timeout=None, bar=None):
     """The `rollout` (a coroutine) of a training step or an evaluation: with the Agents and rules of
-    a run, `group_size` dialogues with each of `groups`, {number: Profile}; more: its keywords.
+    a run, `group_size` dialogues with each of `groups`, {number: Profile}.
 
     Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
     draws depend neither on a resume nor on the number of ranks."""
@@ -275,8 +285,9 @@ def rollout_of(simulator, models, cfg, kind, step, groups, group_size, **more):
         group_size,
         partial(make_agent, models, cfg, kind, step),
         replace(TRAINING, max_turns=cfg.max_turns, own_first_line=kind == "evaluation"),
+        timeout=timeout,
         name=f"{kind} {step}",
-        **more,
+        bar=bar,
     )
 
 
@@ -292,12 +303,6 @@ def make_agent(models, cfg, kind, step, number):
     )
 
 
-def of_all_ranks(episodes):
-    """The episodes of all ranks, in the order of their numbers, without tokens."""
-    all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
-    return sorted(all_episodes, key=attrgetter("number"))
-
-
 def stop_if_asked(run, models):
     """Save the last whole step if one of the ranks has got a signal; then all raise Stopped. The
     ranks agree on it behind dialogues alone, which a signal has cut short: at any other place some
@@ -309,9 +314,9 @@ def stop_if_asked(run, models):
         raise errors.Stopped(number)
 
 
-def row_of_step(run, models, profiles, episodes, all_episodes, metrics):
+def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
     """The line of metrics.jsonl for a training step. profiles: one for each group; metrics: of the
-    update."""
+    update; the rest is what `hold_dialogues` returned."""
     cfg, state = run.cfg, run.state
     needs = [*map(named_need, profiles)]
     batch = batch_metrics(all_episodes, needs, cfg, state.setdefault("failed", {}))
@@ -319,7 +324,7 @@ def row_of_step(run, models, profiles, episodes, all_episodes, metrics):
     return {
         "step": state["step"],
         **batch,
-        **run.dropped,
+        **counts,
         "cut": sum(e.cut for e in all_episodes) / replies,
         "reply_tokens": metrics["tokens_trained"] / replies,
         **metrics,
@@ -328,7 +333,7 @@ def row_of_step(run, models, profiles, episodes, all_episodes, metrics):
         # the training users' emotion minus the last score of the held-out users
         "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
         "tokens_sampled": sum(ranks.all_gather_list([tokens_sampled(e.segments) for e in episodes]))
-        + run.dropped["tokens_dropped"],
+        + counts["tokens_dropped"],
     }
 
 
@@ -340,9 +345,6 @@ def log_of_calls(cfg, out, name="calls"):
     script, it has no file."""
     name += f"-{ranks.rank()}" if ranks.rank() else ""
     return CallLog(out / f"{name}.jsonl" if cfg.reader or cfg.simulator not in SCRIPTED else None)
-
-
-DRAW_EVERY = 60  # seconds from one drawing of a run to the next, but for the last
 
 
 def draw_report(run):

@@ -10,27 +10,36 @@ out.
 
 import re
 
-# What a reply may quote, with a mark in it.
+# What a reply may quote, with a mark in it. Each is taken out before marks are looked for.
 QUOTED = re.compile(
     r"""(?xsm)
-    (`{3,}|~{3,}).*?(?:\1|\Z)                # a block of code
-    | (`{1,2})[^\n]*?\2 | <code>.*?</code>   # code in a line
-    | ^[ ]*>[^\n]*                           # a line behind ">"
-    | "[^"\n]*" | “[^”]*” | „[^“”]*[“”] | «[^»]*» | 「[^」]*」 | ‘[^’\n]*’ | (?<!\w)'[^'\n]*'(?!\w)
-    | (?<=.)<s>.*?</s> | <s>.*?</s>(?=.)     # <s>words that are struck out</s>
+    (`{3,}|~{3,}).*?(?:\1|\Z)       # a block of code
+    | (`{1,2})[^\n]*?\2            # code in a line
+    | <code>.*?</code>
+    | ^[ ]*>[^\n]*                 # a line behind ">"
+    | "[^"\n]*"                    # what stands in quotation marks, of any language
+    | “[^”]*” | „[^“”]*[“”] | ‘[^’\n]*’
+    | «[^»]*» | 「[^」]*」
+    | (?<!\w)'[^'\n]*'(?!\w)       # 'so', but not the apostrophes of "don't, can't"
+    | (?<=.)<s>.*?</s>             # <s>words that are struck out</s>, with others before them,
+    | <s>.*?</s>(?=.)              # or behind them: else <s> and </s> are marks
     """
 )
 # Marks that chat templates put around a thought, and between and behind messages. (The tags <think>
 # and </think> are read by rollout.read_reply.)
 MARKS = re.compile(
     r"""(?x)
-    <[|｜]/?[\w▁:.-]{2,}[|｜]?>                # <|im_end|>, <|channel>
-    | </?\w{2,}[|｜]>                         # <channel|>
-    | \[[|]\w{4,}[|]\]                       # [|user|]
-    | </?(?!think>)(?i:(?:\w+[:_])?(?:think(?:ing)?|thoughts?|reasoning))>   # <thinking>
-    | ◁/?think▷ | \[/?(?:THINK|INST)\] | <(?:start|end)_of_(?:turn|utterance)> | assistantfinal
-    | \A(?:<s>|<bos>)                        # at the beginning alone
-    | (?:</s>|<eos>|<pad>|<eot>|\[EOS\])\Z   # at the end alone
+    <[|｜]/?[\w▁:.-]{2,}[|｜]?>                            # <|im_end|>, <|channel>, <｜end▁of｜>
+    | </?\w{2,}[|｜]>                                     # <channel|>
+    | \[[|]\w{4,}[|]\]                                   # [|user|]
+    | </?(?!think>)(?i:(?:\w+[:_])?                       # <thinking>, </seed:think>, but not <think>
+      (?:think(?:ing)?|thoughts?|reasoning))>
+    | ◁/?think▷                                           # ◁think▷
+    | \[/?(?:THINK|INST)\]                                # [INST]
+    | <(?:start|end)_of_(?:turn|utterance)>               # <end_of_turn>
+    | assistantfinal                                      # what is left of <|start|>assistant<|channel|>final
+    | \A(?:<s>|<bos>)                                     # at the beginning alone
+    | (?:</s>|<eos>|<pad>|<eot>|\[EOS\])\Z                # at the end alone
     """
 )
 

@@ -6,6 +6,7 @@ a policy on a server; the users; flags.
 """
 
 from players.check import models_of
+from players.heldout import heldout_of_run
 from players.server import SAMPLING, ServerModel
 from players.users import check_playable, digests_of_texts, local_models, make_simulator
 from support import files
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Callable, NamedTuple
 
 from emotion import BENCHMARK
-from people import heldout_of_run, load_profiles, toy_profiles
+from people import load_profiles, toy_profiles
 from rollout import Agent, read_reply
 from toy import world
 

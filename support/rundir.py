@@ -63,7 +63,6 @@ class RunDir:
     saved_step     the step of the newest checkpoint, -1 before there is one
     heldout        the profiles of the held-out users
     drawn          when the report was drawn last
-    dropped        what the last `log_dropped` has counted
     rows           the lines of metrics, from `restore` on
     start_time     when the run would have begun without interruptions, from `restore` on
     stop           the StopSignal
@@ -208,10 +207,9 @@ class RunDir:
 
     def log_dropped(self, kind, step, rows, n_dialogues, save):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
-        Keep, as `dropped`, {"dropped": their number, "unreadable": how many of them had unreadable
-        answers of the user, "tokens_dropped": the tokens that were sampled for them}. Raises
-        TooManyLost if they are more than a fifth of `n_dialogues`, after save(), which writes a
-        checkpoint."""
+        Returns {"dropped": their number, "unreadable": how many of them had unreadable answers of
+        the user, "tokens_dropped": the tokens that were sampled for them}. Raises TooManyLost if
+        they are more than a fifth of `n_dialogues`, after save(), which writes a checkpoint."""
         too_many = len(rows) > MAX_LOST * n_dialogues
         if too_many:
             # First: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged before
@@ -224,7 +222,7 @@ class RunDir:
                 f"{len(rows)} of {n_dialogues} dialogues are lost, the first because of: "
                 f"{rows[0]['reason']} (dropped.jsonl holds what was said in them)"
             )
-        self.dropped = {
+        return {
             "dropped": len(rows),
             "unreadable": sum(row["unreadable"] for row in rows),
             "tokens_dropped": sum(row["tokens"] for row in rows),

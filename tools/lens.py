@@ -18,6 +18,7 @@ from models.engine import TorchEngine
 from models.loading import load_model
 from players.calls import CallLog
 from players.check import check, learn
+from players.heldout import heldout_as_begun
 from players.users import simulator_of_run
 from support.command_line import Parser, natural, positive, refuse_nesting, split_name
 from support.errors import MAX_LOST, BadInput, SimulatorFailed, TooManyLost
@@ -39,7 +40,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from people import heldout_as_begun, profiles_of_run, profiles_of_step
+from people import profiles_of_run, profiles_of_step
 from ppo import log_probs_of, place_rewards
 from rlver import log_of_calls, make_agent, rollout_of, start_of, update
 from tools.first_replies import felt_by_all, one_of_each_need

@@ -11,6 +11,7 @@ two lines are compared as `evaluate.py --compare` does, but with the dialogues o
 evaluations. What cannot be compared is said there, and refused nowhere.
 """
 
+from players.heldout import heldout_of_run
 from support.command_line import Parser, scripted_notice
 from support.errors import BadInput, naming
 from support.files import write_file
@@ -27,7 +28,6 @@ from types import SimpleNamespace
 import numpy as np
 
 from evaluate import paired
-from people import heldout_of_run
 
 # The lines of the page: a colour, and a dash (points drawn, points left out, ...), of each.
 COLOURS = "#005ab5 #a31515 #00805a #b36b00 #7b3294 #1b222b #c2408a #5d7a8c".split()
