@@ -66,9 +66,9 @@ def print_bill(simulator, cfg, steps, measured):
     that are asked again, and how many tokens that is by the questions of `check`. cfg: the run's
     Settings; steps: to train; measured: the profiles of all evaluations."""
     dialogues = steps * cfg.batch_size + len(measured)
-    # One first line for each group, and for a person who brings none; the last reply is not answered.
+    # One first line for each group, and for a profile that brings none; the last reply is not answered.
     lines = steps * cfg.batch_size // cfg.group_size + dialogues * (cfg.max_turns - 1)
-    lines += sum(not person.first_talk.strip() for person in measured)
+    lines += sum(not profile.first_talk.strip() for profile in measured)
     feelings, models = dialogues * cfg.max_turns, models_of(simulator)
     asked = {"simulator": lines + feelings}
     if reader := getattr(simulator, "reader", None):

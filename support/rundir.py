@@ -59,8 +59,8 @@ class RunDir:
     path, cfg      the directory; Settings
     runner         the asyncio.Runner in which all dialogues are held
     calls          the log of this rank's calls to the user's model
-    state          what a checkpoint keeps of the run; it and the next two exist from `restore` on
     saved_step     the step of the newest checkpoint, -1 before there is one
+    state          what a checkpoint keeps of the run; it and the next one exist from `restore` on
     heldout        the profiles of the held-out users
     drawn          when the report was drawn last
     rows           the lines of metrics, from `restore` on

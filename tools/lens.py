@@ -105,11 +105,13 @@ def look(args):
     held = lock(out)  # raises BadInput if the run is running
     try:
         with asyncio.Runner() as runner:
-            users, heldout = profiles_of_run(cfg.profiles, cfg.eval_size)
+            training, heldout = profiles_of_run(cfg.profiles, cfg.eval_size)
             people = one_of_each_need(held_out_dialogues(out), heldout_as_begun(out, heldout))
             simulator = user_of_run(cfg, out, args.ask, runner)
             models = Models(cfg, start_of(cfg), checkpoint, out / "start.pt", None, runner)
-            profiles = profiles_of_step(users, cfg.batch_size // cfg.group_size, cfg.seed, number)
+            profiles = profiles_of_step(
+                training, cfg.batch_size // cfg.group_size, cfg.seed, number
+            )
             groups = make_again(models, number, profiles, simulator, runner)
             group = choose_group(groups, args.group)
             around = look_around(models, people, simulator, runner)
@@ -198,8 +200,8 @@ def make_again(models, number, profiles, simulator, runner):
     """Make step `number` with `profiles`. Returns its groups, {number: [(Episode, [Word])]}. The
     policy has the weights after the step then, the engine still those before it."""
     cfg, rows = models.cfg, []
-    users = dict(enumerate(profiles))
-    dialogues = rollout_of(simulator, models, cfg, "training", number, users, cfg.group_size)
+    of_groups = dict(enumerate(profiles))
+    dialogues = rollout_of(simulator, models, cfg, "training", number, of_groups, cfg.group_size)
     episodes, dropped = runner.run(dialogues)
     if len(dropped) > MAX_LOST * cfg.batch_size:
         reason = dropped[0]["reason"]

@@ -52,9 +52,9 @@ def read_run(path):
         # other prompts make another user, and so another line
         settings["user_prompts"] = state.get("user_prompts")
         evaluations = state["evaluations"]
-        people = {one.id: vars(one) for one in heldout_of_run(out, settings)}
+        heldout = {profile.id: vars(profile) for profile in heldout_of_run(out, settings)}
         dialogues = [
-            {**row, "final": 100 * row["reward"], "person": people[row["profile_id"]]}
+            {**row, "final": 100 * row["reward"], "person": heldout[row["profile_id"]]}
             for row in held_out_dialogues(out)
             if row["step"] == evaluations[-1]["step"] > 0
         ]
@@ -86,6 +86,7 @@ def lines_of(runs):
 
 
 def name_of(line):
+    """The name of a line: its first run, and how many seeds it has."""
     return line[0].path + (f" ({len(line)} seeds)" if line[1:] else "")
 
 
