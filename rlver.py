@@ -17,20 +17,18 @@ printing and pictures are in support/; a first reading can skip them.
 
 # The rooms and support come first: they set up what must be set up before torch is imported.
 from models.build import Models
-from models.loading import return_freed_memory
 from players.calls import CallLog
 from players.check import check, learn, print_bill
 from players.heldout import heldout_as_begun
 from players.users import check_playable, digests_of_texts, simulator_of_run
-from support import errors, ranks, report, rundir, settings
+from support import errors, ranks, report, rundir, settings, stopping
 from support.clock import Clock
-from support.command_line import SCRIPTED, refuse_nesting, split_name
+from support.command_line import refuse_nesting, split_name
 from support.files import digest
 from support.metrics import batch_metrics, summarise
 from support.needs import hidden_need, named_need
 from support.report import dialogue_text, print_head, print_summary, progress
 
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -60,7 +58,7 @@ def train(run):
     models. Raises SimulatorRefused, TooManyLost, CannotWrite or SelfCheckFailed at any time, BadInput
     or BadModel before config.json is written."""
     simulator, profiles, models = set_up(run)
-    cfg, state = run.cfg, run.state
+    cfg, state, clock = run.cfg, run.state, models.engine.clock
     run.stop.catch()  # from here on a signal loses no step
 
     # ---- 6. Evaluate and save, before.
@@ -71,12 +69,12 @@ def train(run):
         steps, "training", cfg.steps, initial=state["step"], unit="step", disable=not run.first
     )
     for step in bar:
-        start = time.perf_counter()
+        start, simulator_before = time.perf_counter(), clock.simulator
 
         # ---- 1. Converse, and 2. roll out: whole groups, all dialogues at the same time.
         chosen = profiles_of_step(profiles, cfg.batch_size // cfg.group_size, cfg.seed, step)
         episodes, all_episodes, counts = hold_dialogues(
-            run, simulator, models, "training", step, chosen
+            run, simulator, models, chosen, cfg.group_size, "training", step
         )
         rolled_out = time.perf_counter()
 
@@ -90,6 +88,7 @@ def train(run):
         # ---- 5. Log: every dialogue, a line of metrics.
         state["step"] = step
         state["seconds"]["rollout"] += rolled_out - start
+        state["seconds"]["simulator"] += clock.simulator - simulator_before
         state["seconds"]["update"] += done - rolled_out
         row = row_of_step(run, models, chosen, episodes, all_episodes, counts, metrics)
         row["seconds"] = done - start
@@ -104,9 +103,7 @@ def update(models, cfg, step, episodes, observe=None):
     """Step 3 on this rank: update the models on the Episodes of training step `step`. Returns the
     metrics. observe: for `ppo.optimize`, by tools/lens.py, which makes an update again."""
     check_groups(episodes)
-    models.engine.sleep()  # the memory of its cache is the update's now
-    if not cfg.toy:  # it has little to free, and would be slower by a twentieth
-        return_freed_memory()
+    models.end_sampling()
     minibatches = split_batch(  # each a list of micro-batches of packed rows
         episodes,
         cfg.batch_size,
@@ -133,7 +130,7 @@ def set_up(run):
     simulator = simulator_of_run(cfg, run.calls, clock)
     profiles, heldout = profiles_of_run(cfg.profiles, cfg.eval_size)
     check_playable(cfg.simulator, profiles + heldout, unnamed=not cfg.profiles)
-    as_read = digest([vars(profile) for profile in profiles + heldout])
+    people = digest([vars(profile) for profile in profiles + heldout])
     if cfg.profiles:  # files may have been edited since the run began
         heldout = heldout_as_begun(run.path, heldout)
     # Of such users only the story is new. The released files have some, too.
@@ -144,25 +141,30 @@ def set_up(run):
     ranks.broadcast(run.take_lock)
     checkpoint = run.open()
 
-    # The first questions: a wrong key or model shows at once.
-    if run.calls.path:  # else the user is a script, and no call is logged
-        name = cfg.reader or split_name(cfg.simulator)[1]
-        what = "reader" if cfg.reader else "model"
-        run.tell(f"first some questions to {name}, the user's {what}")
-        # the first rank finds out what the server takes, and tells the others
-        found = ranks.broadcast(lambda: run.runner.run(check(simulator)))
-        learn(simulator, found)
+    # The first rank finds out what the model of the user takes, and tells the others.
+    if not cfg.scripted:
+        learn(simulator, ranks.broadcast(ask_first, run, simulator))
 
-    # The policy, and all that trains it; then the state of the run.
+    # The policy, and all that trains it.
     models = Models(cfg, start_of(cfg), checkpoint, run.start_file, clock, run.runner)
     ranks.broadcast(run.try_to_save, models.write_trial, models.checkpoint_bytes())
-    run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": as_read})
+
+    # The state of the run.
+    run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": people})
     if run.first:
-        sizes = len(profiles), len(heldout), ranks.world_size(), run.state["step"]
-        print_head(cfg, run.path, *sizes)
-        due = run.heldout * len(evaluations_due(run))
-        print_bill(simulator, cfg, cfg.steps - max(0, run.state["step"]), due)
+        step, n_ranks = run.state["step"], ranks.world_size()
+        print_head(cfg, run.path, len(profiles), len(heldout), n_ranks, step)
+        print_bill(simulator, cfg, heldout, run.state)
     return simulator, profiles, models
+
+
+def ask_first(run, simulator):
+    """Ask a language model before the first dialogue: a wrong key or model shows at once. Returns
+    what was found out, for `learn`."""
+    name = run.cfg.reader or split_name(run.cfg.simulator)[1]
+    what = "reader" if run.cfg.reader else "model"
+    run.tell(f"first some questions to {name}, the user's {what}")
+    return run.runner.run(check(simulator))
 
 
 def start_of(cfg):
@@ -183,23 +185,12 @@ def evaluate_and_save(run, simulator, models):
     step = max(0, state["step"])
     if step == cfg.steps:
         save(run, models)
-    if step in evaluations_due(run):
+    evaluated = [scores["step"] for scores in state["evaluations"]]
+    if cfg.evaluates(step) and step not in evaluated:
         evaluate(run, simulator, models, step)
     state["step"] = step
     if step % cfg.save_every == 0:
         save(run, models)
-
-
-def evaluations_due(run):
-    """The steps from the last one on behind which an evaluation is still to be made."""
-    cfg, state = run.cfg, run.state
-    done = [scores["step"] for scores in state["evaluations"]]
-    return [
-        step
-        for step in range(max(0, state["step"]), cfg.steps + 1)
-        if step in (0, cfg.steps) or (cfg.eval_every and step % cfg.eval_every == 0)
-        if step not in done
-    ]
 
 
 def evaluate(run, simulator, models, step):
@@ -207,7 +198,7 @@ def evaluate(run, simulator, models, step):
     training the first dialogue is printed."""
     start = time.perf_counter()
     episodes, all_episodes, counts = hold_dialogues(
-        run, simulator, models, "evaluation", step, run.heldout
+        run, simulator, models, run.heldout, 1, "evaluation", step
     )
     run.state["seconds"]["evaluate"] += time.perf_counter() - start
     if step == 0:
@@ -232,34 +223,36 @@ def save(run, models):
             draw_report(run)
 
 
-def hold_dialogues(run, simulator, models, kind, step, profiles):
-    """Steps 1 and 2: dialogues with each of `profiles`, a group in training, one in an evaluation.
+def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
+    """Steps 1 and 2: `group_size` dialogues with each of `profiles`; kind: training or evaluation.
     Returns the Episodes of this rank, those of all ranks without tokens, and, as RunDir.log_dropped,
     how many were dropped. Raises TooManyLost, after a checkpoint, if more than a fifth were."""
-    cfg, clock = run.cfg, models.engine.clock
-    simulator_before = clock.simulator
-    group_size = cfg.group_size if kind == "training" else 1
+    cfg, n_dialogues = run.cfg, len(profiles) * group_size
 
     # Split: a group never crosses ranks.
     groups = {n: p for n, p in enumerate(profiles) if n % ranks.world_size() == ranks.rank()}
 
     # Roll out. A signal cuts the dialogues short: then there is nothing to return.
+    models.begin_sampling()
     with bar_of(run, kind, step, len(groups) * group_size) as bar:
-        dialogues = rollout_of(
-            simulator, models, cfg, kind, step, groups, group_size, ROLLOUT_TIMEOUT, bar
+        dialogues = rollout(
+            simulator,
+            groups,
+            group_size,
+            partial(make_agent, models, cfg, kind, step),
+            rules_of(cfg, kind),
+            timeout=ROLLOUT_TIMEOUT,
+            name=f"{kind} {step}",
+            bar=bar,
         )
         episodes, dropped = run.stop.hold(run.runner, dialogues) or ([], [])
     stop_if_asked(run, models)
 
     # Gather, and log what was dropped on any rank.
     all_dropped = ranks.all_gather_list(dropped)
-    n_dialogues = len(profiles) * group_size
     counts = run.log_dropped(kind, step, all_dropped, n_dialogues, partial(save, run, models))
     all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
     all_episodes.sort(key=attrgetter("number"))
-
-    if kind == "training":
-        run.state["seconds"]["simulator"] += clock.simulator - simulator_before
     return episodes, all_episodes, counts
 
 
@@ -270,29 +263,14 @@ def bar_of(run, kind, step, total):
     return tqdm(desc=text, total=total, unit="dialogue", leave=False, disable=hidden)
 
 
-def rollout_of(simulator, models, cfg, kind, step, groups, group_size, timeout=None, bar=None):
-    """The `rollout` (a coroutine) of a training step or an evaluation: with the Agents and rules of
-    a run, `group_size` dialogues with each of `groups`, {number: Profile}.
-
-    Every dialogue has its own rng, seeded by (seed, kind, step, its number in the whole batch). Its
-    draws depend neither on a resume nor on the number of ranks."""
-    models.engine.forget()
-    if not cfg.toy:
-        return_freed_memory()
-    return rollout(
-        simulator,
-        groups,
-        group_size,
-        partial(make_agent, models, cfg, kind, step),
-        replace(TRAINING, max_turns=cfg.max_turns, own_first_line=kind == "evaluation"),
-        timeout=timeout,
-        name=f"{kind} {step}",
-        bar=bar,
-    )
+def rules_of(cfg, kind):
+    """How the dialogues of a training step or an evaluation begin and end."""
+    return replace(TRAINING, max_turns=cfg.max_turns, own_first_line=kind == "evaluation")
 
 
 def make_agent(models, cfg, kind, step, number):
-    """The policy's side of dialogue `number` of a batch."""
+    """The policy's side of dialogue `number` of a batch. Its random draws are seeded by (seed, kind,
+    step, number): they depend neither on a resume nor on how many ranks there are."""
     return Agent(
         models.engine,
         models.chat,
@@ -344,7 +322,7 @@ def log_of_calls(cfg, out, name="calls"):
     """The log of this rank's calls to the user's model, in the run's directory. Where the user is a
     script, it has no file."""
     name += f"-{ranks.rank()}" if ranks.rank() else ""
-    return CallLog(out / f"{name}.jsonl" if cfg.reader or cfg.simulator not in SCRIPTED else None)
+    return CallLog(None if cfg.scripted else out / f"{name}.jsonl")
 
 
 def draw_report(run):
@@ -354,45 +332,42 @@ def draw_report(run):
         run.drawn = time.monotonic()
 
 
-def interrupt(*_):
-    """What Ctrl-C does in a run. (asyncio would cancel its main task, and forget the Ctrl-C if that
-    task ends without waiting for anything, as the toy's dialogues do.)"""
-    raise KeyboardInterrupt
+def train_and_draw(run):
+    """`train`, to its end. The report is drawn then, and also if an error ends the run."""
+    try:
+        train(run)
+        ranks.broadcast(run.finish)
+    except Exception:  # a second Ctrl-C is none, and waits for nothing
+        draw_report(run)
+        raise
+    draw_report(run)
 
 
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     flags = vars(settings.make_parser().parse_args(argv))
-    run, out, code, message, handlers = None, None, 0, "", {}
+    run = out = None
     try:
         refuse_nesting(in_main_thread=True)
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        signal.signal(signal.SIGINT, interrupt)
-        ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(flags) != "toy")
-        cfg, out, finished = ranks.broadcast(settings.open_run, flags)
-        if not finished:
-            run = rundir.RunDir(out, cfg, log_of_calls(cfg, out), ranks.rank())
-            try:
-                train(run)
-                ranks.broadcast(run.finish)
-            except Exception:  # a second Ctrl-C is none
-                draw_report(run)
-                raise
-            draw_report(run)
-        if ranks.rank() == 0:
-            print_summary(out)
-            if finished:
-                print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
+        with stopping.interrupts():
+            ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(flags) != "toy")
+            cfg, out, finished = ranks.broadcast(settings.open_run, flags)
+            if not finished:
+                run = rundir.RunDir(out, cfg, log_of_calls(cfg, out), ranks.rank())
+                train_and_draw(run)
+            if ranks.rank() == 0:
+                print_summary(out)
+                if finished:
+                    print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
     except errors.WITH_A_MESSAGE as error:
         code, message = errors.explain(error, out, ranks.rank(), ranks.world_size())
+        if message:
+            print(message, file=sys.stderr, flush=True)
+        return code
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         if run:
             run.close()
-    if message:
-        print(message, file=sys.stderr, flush=True)
-    return code
+    return 0
 
 
 if __name__ == "__main__":

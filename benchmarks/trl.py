@@ -2,7 +2,7 @@
 
     python benchmarks/trl.py             a table (half an hour)
 
-The same toy policy, users, dialogues (`rlver.rollout_of`), batch, groups, optimizer steps and learning
+The same toy policy, users, dialogues (`rollout.rollout`), batch, groups, optimizer steps and learning
 rates, direct mode. Each side is a process, TRL's with a Python of its own. They take turns, a cycle
 (rollout and update) each, so that other load on the machine affects all of them. Evaluation and
 checkpoints are not counted. TRL's settings are the fastest found on a CPU: fp32, no recomputed
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +37,8 @@ from transformers import TrainerCallback
 
 from benchmarks.speed import GenerateEngine
 from people import profiles_of_run, profiles_of_step
-from rlver import rollout_of, start_of, train
+from rlver import make_agent, rules_of, start_of, train
+from rollout import rollout
 
 BATCH, GOAL = 64, 75  # dialogues a cycle; the held-out score to be passed
 SETTINGS = {"algo": "grpo", "eval_every": 5}  # of both, with the usual seed and number of steps
@@ -88,9 +90,10 @@ def train_with_trl(run, cycles):
     sampler = GenerateEngine(m.policy.model, m.chat.stop_id, m.tokenizer.pad_token_id or 0)
 
     def hold_dialogues(profiles, group_size, kind, step):
-        groups = dict(enumerate(profiles))
-        dialogues = rollout_of(simulator, m, cfg, kind, step, groups, group_size)
-        return run.runner.run(dialogues)[0]
+        groups, rules = dict(enumerate(profiles)), rules_of(cfg, kind)
+        m.begin_sampling()
+        agent = partial(make_agent, m, cfg, kind, step)
+        return run.runner.run(rollout(simulator, groups, group_size, agent, rules))[0]
 
     def end_cycle(step, sampling=0.0):
         cycle = cycles.take(sampling)

@@ -15,6 +15,7 @@ from models.loading import (
     load_model,
     load_tensors,
     load_tokenizer,
+    return_freed_memory,
     stop_ids,
     write_model,
 )
@@ -181,6 +182,22 @@ class Models:
             optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * share
 
     # ---------------------------------------------------------------------------------- sampling
+
+    def begin_sampling(self):
+        """Before dialogues: the engine forgets the last ones."""
+        self.engine.forget()
+        self.return_memory()
+
+    def end_sampling(self):
+        """Behind dialogues: the memory of the engine's cache is the update's."""
+        self.engine.sleep()
+        self.return_memory()
+
+    def return_memory(self):
+        """Return freed memory to the system. (The toy has little, and would be slower by a
+        twentieth.)"""
+        if not self.cfg.toy:
+            return_freed_memory()
 
     def sync(self):
         """Give the engine the new weights, tensor by tensor, on every rank."""

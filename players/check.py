@@ -61,14 +61,18 @@ def learn(simulator, findings):
         model.adopt(**attributes)
 
 
-def print_bill(simulator, cfg, steps, measured):
-    """Print how many questions each server behind the users of a run is asked at most, but for those
-    that are asked again, and how many tokens that is by the questions of `check`. cfg: the run's
-    Settings; steps: to train; measured: the profiles of all evaluations."""
-    dialogues = steps * cfg.batch_size + len(measured)
+def print_bill(simulator, cfg, heldout, state):
+    """Print how many questions each server behind the users of a run is still asked at most, but for
+    those that are asked again, and how many tokens that is by the questions of `check`. cfg: the
+    run's Settings; heldout: the profiles of an evaluation; state: of the run."""
+    step = max(0, state["step"])  # the last one that is done
+    groups = (cfg.steps - step) * cfg.batch_size // cfg.group_size
+    done = [scores["step"] for scores in state["evaluations"]]
+    evaluations = sum(cfg.evaluates(n) for n in range(step, cfg.steps + 1) if n not in done)
+    dialogues = groups * cfg.group_size + evaluations * len(heldout)
     # One first line for each group, and for a profile that brings none; the last reply is not answered.
-    lines = steps * cfg.batch_size // cfg.group_size + dialogues * (cfg.max_turns - 1)
-    lines += sum(not profile.first_talk.strip() for profile in measured)
+    lines = groups + dialogues * (cfg.max_turns - 1)
+    lines += evaluations * sum(not profile.first_talk.strip() for profile in heldout)
     feelings, models = dialogues * cfg.max_turns, models_of(simulator)
     asked = {"simulator": lines + feelings}
     if reader := getattr(simulator, "reader", None):

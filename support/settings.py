@@ -191,6 +191,15 @@ class Settings:
     def mode(self):
         return "think" if self.think else "direct"
 
+    @property
+    def scripted(self):
+        """Is the user a script, which asks no model?"""
+        return self.simulator in SCRIPTED and not self.reader
+
+    def evaluates(self, step):
+        """Does a run evaluate after this step? (0: before the first one.)"""
+        return step in (0, self.steps) or self.eval_every > 0 and step % self.eval_every == 0
+
 
 # ------------------------------------------------- their defaults, for the toy and for a real model
 

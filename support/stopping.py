@@ -10,8 +10,27 @@ from support.errors import Stopped
 import asyncio
 import os
 import signal
+from contextlib import contextmanager
 
 NOTICE = b"\nstopping when the last whole step is saved; once more: at once\n"
+
+
+@contextmanager
+def interrupts():
+    """A context in which Ctrl-C raises KeyboardInterrupt, until a StopSignal catches it. Behind it
+    the handlers of both signals are those before it. (asyncio's own would cancel its main task, and
+    forget the Ctrl-C if that task ends without waiting for anything, as the toy's dialogues do.)"""
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 class StopSignal:

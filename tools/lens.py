@@ -34,6 +34,7 @@ import math
 import os
 from bisect import bisect_right
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, islice
 from pathlib import Path
 
@@ -42,7 +43,8 @@ import torch
 
 from people import profiles_of_run, profiles_of_step
 from ppo import log_probs_of, place_rewards
-from rlver import log_of_calls, make_agent, rollout_of, start_of, update
+from rlver import log_of_calls, make_agent, rules_of, start_of, update
+from rollout import rollout
 from tools.first_replies import felt_by_all, one_of_each_need
 
 TEMPLATE = Path(__file__).with_name("lens.html.j2")
@@ -200,8 +202,15 @@ def make_again(models, number, profiles, simulator, runner):
     """Make step `number` with `profiles`. Returns its groups, {number: [(Episode, [Word])]}. The
     policy has the weights after the step then, the engine still those before it."""
     cfg, rows = models.cfg, []
-    of_groups = dict(enumerate(profiles))
-    dialogues = rollout_of(simulator, models, cfg, "training", number, of_groups, cfg.group_size)
+    models.begin_sampling()
+    dialogues = rollout(
+        simulator,
+        dict(enumerate(profiles)),
+        cfg.group_size,
+        partial(make_agent, models, cfg, "training", number),
+        rules_of(cfg, "training"),
+        name=f"training {number}",
+    )
     episodes, dropped = runner.run(dialogues)
     if len(dropped) > MAX_LOST * cfg.batch_size:
         reason = dropped[0]["reason"]

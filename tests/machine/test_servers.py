@@ -834,7 +834,8 @@ def test_the_bill_of_the_papers_run(algo, questions, read, written, capsys):
     model = ServerModel("m", "http://127.0.0.1:9/v1")
     model.usage.update(answers=3, read=6000, written=690)
     cfg = resolve_settings({"algo": algo, "model": "m", "engine": "torch"})
-    print_bill(simulator_of(model), cfg, cfg.steps, toy_profiles("heldout", 100) * 2)
+    new = {"step": -1, "evaluations": []}
+    print_bill(simulator_of(model), cfg, toy_profiles("heldout", 100), new)
     told = " ".join(capsys.readouterr().out.split())
     assert told.startswith(f"Questions to m (simulator): {questions} at most")
     assert f"first ones {read} million tokens to read and {written} to write" in told
