@@ -5,6 +5,7 @@
     python rlver.py --algo ppo                      PPO in direct mode, without thoughts
 
     1. converse     the policy replies, the user's emotion moves; its last value is the reward
+                    (rollout.py; the user is simulator.py, and what plays it is in players/)
     2. roll out     many dialogues at once; a group is one user and one first line (rollout.py)
     3. update       advantages and clipped policy-gradient steps (ppo.py, grpo.py)
     4. sync         the new weights go to the engine that samples
@@ -15,7 +16,7 @@
 printing and pictures are in support/; a first reading can skip them.
 """
 
-# The rooms and support come first: they set up what must be set up before torch is imported.
+# models/, players/ and support/ come first: they set up what must be set up before torch is imported.
 from models.build import Models
 from players.calls import CallLog
 from players.check import check, learn, print_bill
@@ -48,7 +49,9 @@ from toy import world
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 DRAW_EVERY = 60  # seconds from one drawing of a run to the next, but for the last
-# (Another algorithm has its name, its defaults and its checks in support/settings.py.)
+# update(models, minibatches, cfg, observe) -> the metrics that `ppo.optimize` returns. An algorithm of
+# your own also has its name, defaults and checks in support/settings.py, and what support/metrics.py
+# warns of; both ask `cfg.algo`.
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
 
@@ -58,7 +61,7 @@ def train(run):
     models. Raises SimulatorRefused, TooManyLost, CannotWrite or SelfCheckFailed at any time, BadInput
     or BadModel before config.json is written."""
     simulator, profiles, models = set_up(run)
-    cfg, state, clock = run.cfg, run.state, models.engine.clock
+    cfg, state, clock = run.cfg, run.state, models.clock
     run.stop.catch()  # from here on a signal loses no step
 
     # ---- 6. Evaluate and save, before.
@@ -92,7 +95,7 @@ def train(run):
         state["seconds"]["update"] += done - rolled_out
         row = row_of_step(run, models, chosen, episodes, all_episodes, counts, metrics)
         row["seconds"] = done - start
-        ranks.broadcast(run.log_step, all_episodes, row)
+        ranks.on_first_rank(run.log_step, all_episodes, row)
         bar.set_postfix_str(progress(row, rolled_out - start))
 
         # ---- 6. Evaluate and save, where it is due.
@@ -138,16 +141,16 @@ def set_up(run):
         run.tell(f"warning: personas both trained on and held out: {len(both)}")
 
     # The directory, and the newest checkpoint in it.
-    ranks.broadcast(run.take_lock)
+    ranks.on_first_rank(run.take_lock)
     checkpoint = run.open()
 
     # The first rank finds out what the model of the user takes, and tells the others.
     if not cfg.scripted:
-        learn(simulator, ranks.broadcast(ask_first, run, simulator))
+        learn(simulator, ranks.on_first_rank(ask_first, run, simulator))
 
     # The policy, and all that trains it.
     models = Models(cfg, start_of(cfg), checkpoint, run.start_file, clock, run.runner)
-    ranks.broadcast(run.try_to_save, models.write_trial, models.checkpoint_bytes())
+    ranks.on_first_rank(run.try_to_save, models.write_trial, models.checkpoint_bytes())
 
     # The state of the run.
     run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": people})
@@ -205,7 +208,7 @@ def evaluate(run, simulator, models, step):
         models.distance.keep(episodes)
     scores = {"step": step, **summarise(all_episodes), **counts}
     run.state["evaluations"].append(scores)
-    ranks.broadcast(run.log_evaluation, all_episodes, scores)
+    ranks.on_first_rank(run.log_evaluation, all_episodes, scores)
     if step in (0, run.cfg.steps):
         first = all_episodes[0]
         title = "after training" if step else "before training"
@@ -216,7 +219,7 @@ def save(run, models):
     """Write a checkpoint of the last whole step, unless it has one. All ranks gather, the first one
     writes."""
     if run.saved_step < run.state["step"]:
-        ranks.broadcast(run.save, models.gather() if run.state["step"] else None)
+        ranks.on_first_rank(run.save, models.gather() if run.state["step"] else None)
         run.saved_step = run.state["step"]
         # it takes a second, as long as a step of the toy
         if run.saved_step > 0 and time.monotonic() - run.drawn > DRAW_EVERY:
@@ -297,8 +300,10 @@ def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
     update; the rest is what `hold_dialogues` returned."""
     cfg, state = run.cfg, run.state
     needs = [*map(named_need, profiles)]
-    batch = batch_metrics(all_episodes, needs, cfg, state.setdefault("failed", {}))
+    batch = batch_metrics(all_episodes, needs, cfg, state["failed"])
     replies = batch["episodes"] * batch["turns"]  # turns: the mean per dialogue
+    sampled = sum(ranks.all_gather_list([tokens_sampled(e.segments) for e in episodes]))
+    gap_max = max(ranks.all_gather_list([metrics["logp_gap_max"]]))
     return {
         "step": state["step"],
         **batch,
@@ -306,12 +311,11 @@ def row_of_step(run, models, profiles, episodes, all_episodes, counts, metrics):
         "cut": sum(e.cut for e in all_episodes) / replies,
         "reply_tokens": metrics["tokens_trained"] / replies,
         **metrics,
-        "logp_gap_max": max(ranks.all_gather_list([metrics["logp_gap_max"]])),
+        "logp_gap_max": gap_max,
         "kl_start": models.distance.kl(),
         # the training users' emotion minus the last score of the held-out users
         "gap": batch["emotion"] - state["evaluations"][-1]["score"] if cfg.eval_every else None,
-        "tokens_sampled": sum(ranks.all_gather_list([tokens_sampled(e.segments) for e in episodes]))
-        + counts["tokens_dropped"],
+        "tokens_sampled": sampled + counts["tokens_dropped"],
     }
 
 
@@ -336,8 +340,8 @@ def train_and_draw(run):
     """`train`, to its end. The report is drawn then, and also if an error ends the run."""
     try:
         train(run)
-        ranks.broadcast(run.finish)
-    except Exception:  # a second Ctrl-C is none, and waits for nothing
+        ranks.on_first_rank(run.finish)
+    except Exception:  # not Stopped: nothing is drawn after a second Ctrl-C
         draw_report(run)
         raise
     draw_report(run)
@@ -351,7 +355,7 @@ def main(argv=None):
         refuse_nesting(in_main_thread=True)
         with stopping.interrupts():
             ranks.join_ranks(cuda=torch.cuda.is_available() and settings.model_of(flags) != "toy")
-            cfg, out, finished = ranks.broadcast(settings.open_run, flags)
+            cfg, out, finished = ranks.on_first_rank(settings.open_run, flags)
             if not finished:
                 run = rundir.RunDir(out, cfg, log_of_calls(cfg, out), ranks.rank())
                 train_and_draw(run)

@@ -69,6 +69,7 @@ class Models:
     reduce, world_size            what ppo.py knows about ranks: the sum of a tensor over them, and
                                   their number
     distance                      the DistanceFromStart
+    clock                         the Clock: how long the run waits for the user's model
     """
 
     def __init__(self, cfg, start, checkpoint, start_file, clock, runner):
@@ -78,7 +79,7 @@ class Models:
         BadModel, BadInput or SelfCheckFailed.
 
         Each step needs what the step before it has made."""
-        self.cfg, self.runner = cfg, runner
+        self.cfg, self.clock, self.runner = cfg, clock, runner
         self.device = torch.device("cpu") if cfg.toy else best_device()
         self.dtype = best_dtype(self.device)
         self.gap_limits, self.ratio_limit = LIMITS[self.dtype]

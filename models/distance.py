@@ -4,7 +4,7 @@ in memory: a few dialogues of the starting policy are kept, and scored again by 
 
 from models.loading import load_tensors
 from support.files import write_whole
-from support.ranks import all_gather_list, all_reduce_sum, broadcast, rank, world_size
+from support.ranks import all_gather_list, all_reduce_sum, on_first_rank, rank, world_size
 
 from functools import partial
 from operator import attrgetter
@@ -34,14 +34,14 @@ class DistanceFromStart:
             [log_probs] = log_probs_of(self.policy, [batch.to(self.device)])
             del batch.number  # files of earlier versions have none, and nothing here needs it
             pairs.append((vars(batch), log_probs.cpu()))
-        broadcast(write_whole, self.path, partial(torch.save, pairs))
+        on_first_rank(write_whole, self.path, partial(torch.save, pairs))
         self.read()
 
     def read(self):
         """Read this rank's part of the file: [(Batch, log-probs of pi_0)]. Every rank gets equally
         many, empty ones if need be, because a forward pass is a collective call. Only the first
         rank needs the file."""
-        pairs = broadcast(load_tensors, self.path)
+        pairs = on_first_rank(load_tensors, self.path)
         empty = dummy_batch()
         while len(pairs) % world_size():
             pairs.append((vars(empty), empty.engine_log_probs))

@@ -106,7 +106,7 @@ def all_gather_list(things):
     return [thing for part in lists for thing in part]
 
 
-def broadcast(function, *args):
+def on_first_rank(function, *args):
     """Call function(*args) on the first rank alone. Returns its result on every rank. Every rank
     also raises its RunError or OSError, because the others would wait for the result."""
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one

@@ -53,8 +53,8 @@ LOGGED = ("profile_id", "group", "first_line", "turns", "ended", "reward")  # of
 class RunDir:
     """The directory of one run: its files, its messages, and what is open while the run lasts.
     Every rank has such an object, but only the first one writes and prints (each logs its own calls
-    to the user's model). What it does alone is called by ranks.broadcast, so that all ranks end if it
-    fails: take_lock, try_to_save, log_step, log_evaluation, save, finish.
+    to the user's model). What it does alone is called by ranks.on_first_rank, so that all ranks end
+    if it fails: take_lock, try_to_save, log_step, log_evaluation, save, finish.
 
     path, cfg      the directory; Settings
     runner         the asyncio.Runner in which all dialogues are held
@@ -114,6 +114,7 @@ class RunDir:
             # how long each log was at the checkpoint: what came later is cut off
             "log_bytes": {"metrics.jsonl": 0, "dialogues.jsonl": 0, "dropped.jsonl": 0},
             "checkpoints": [],  # those that the run wrote and has not removed
+            "failed": {},  # what batch_metrics counts over several steps
             **digests,  # at the first step; a run of an earlier version may lack some
         }
         if checkpoint:

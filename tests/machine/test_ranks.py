@@ -104,12 +104,12 @@ def refuse():
 def worker(tiny_dir, out):
     """What each rank does in the test below."""
     from support.errors import SimulatorRefused
-    from support.ranks import all_gather_list, broadcast, join_ranks, rank
+    from support.ranks import all_gather_list, join_ranks, on_first_rank, rank
 
     join_ranks(cuda=False)
     result = {}
     try:
-        broadcast(refuse)
+        on_first_rank(refuse)
     except SimulatorRefused as error:
         result["refused on ranks"] = all_gather_list([(rank(), error.on_all_ranks)])
     for algo, name, lora in itertools.product(("grpo", "ppo"), DEALS, LORA):
