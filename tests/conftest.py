@@ -1,8 +1,10 @@
 """What tests share: the path, an offline world, which tests run, and a policy so small that tests
 can run it hundreds of times. The markers are in pyproject.toml."""
 
+import functools
 import importlib.metadata
 import os
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
+
+from toy import world
+
+# What a program does once, and hundreds of tests in one process do again: each client of a server
+# loads the certificates of all authorities, each command makes the toy's people.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
+world.profiles = functools.cache(world.profiles)
 
 # ChatML as Qwen writes it: the newline behind <|im_end|> is scaffold, no policy ever samples it.
 CHATML = (

@@ -365,7 +365,11 @@ def test_a_bad_model_directory_is_one_line_for_the_user(harm, told, tiny_dir, tm
         ("qwen2", dict(sliding_window=131072, use_sliding_window=False), None),
         ("qwen2", dict(vocab_size=300), "its tokenizer knows ids up to"),
         ("granite", dict(logits_scaling=4.0, initializer_range=0.2), "not those of its output"),
-        ("gemma3", dict(text_config=dict(**SIZES, head_dim=16, vocab_size=400)), "sliding_attent"),
+        (
+            "gemma3",
+            dict(text_config=dict(**SIZES, head_dim=16, vocab_size=400), vision_config=SIZES),
+            "sliding_attention",
+        ),
         ("phi3", LONGROPE, "who shares the batch"),
         ("phi3", dict(rope_parameters=None, pad_token_id=0), None),
     ],

@@ -9,6 +9,7 @@ This file is also their script."""
 import errno
 import itertools
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -272,7 +273,7 @@ def dialogues(out):
 def alike(a, b):
     """The same steps: the same dialogues word for word, the same numbers to rounding."""
     assert dialogues(a) == dialogues(b)
-    assert len(metrics(a)) == len(metrics(b)) == 3
+    assert len(metrics(a)) == len(metrics(b)) >= 3
     for x, y in zip(metrics(a), metrics(b)):
         gaps = {key: y[key] for key in ("logp_gap", "logp_gap_max")}
         assert numbers({**x, **gaps}) == pytest.approx(numbers(y), abs=2e-4, rel=2e-3)
@@ -291,23 +292,22 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
     """Two ranks hold the dialogues of one; a checkpoint of either goes on under the other, moments
     of Adam, critic and adapters included."""
     more = ["--algo", algo, "--lora-rank", lora] + ["--kl-coef", 0.05] * (algo == "ppo")
-    flags = ["--model", tiny_dir, *SMALL, *more, "--out"]
+    flags = ["--model", tiny_dir, *SMALL, *more, "--steps", 4, "--save-every", 2, "--out"]
     for ranks, name in ((1, "one"), (2, "two")):
         out = run(ranks, *flags, tmp_path / name)
         assert out.count("held-out users") == 1 and ("on 2 ranks" in out) == (ranks == 2)
     alike(tmp_path / "one", tmp_path / "two")
 
-    def trained(out):  # it was evaluated once more at its first end
-        return [d for d in dialogues(out) if d["split"] == "train"]
-
-    for ranks, start in ((2, "one"), (1, "two")):
-        there = tmp_path / f"{start}-on-{ranks}"
-        run(3 - ranks, *flags, there, "--steps", 1)
-        run(ranks, "--resume", there, "--steps", 3)
-        assert trained(there) == trained(tmp_path / "one")
-        for resumed, whole in zip(metrics(there), metrics(tmp_path / "one"), strict=True):
-            assert resumed["emotion"] == whole["emotion"]
-            assert resumed["grad_norm"] == pytest.approx(whole["grad_norm"], rel=2e-3)
+    whole = dialogues(tmp_path / "one"), metrics(tmp_path / "one")
+    for ranks, name in ((2, "one"), (1, "two")):
+        out = tmp_path / name
+        shutil.rmtree(out / "checkpoint-000004")  # as if the power had gone before it was written
+        (out / "summary.json").unlink()
+        assert "Step 2 is done" in run(ranks, "--resume", out)
+        assert dialogues(out) == whole[0]
+        for resumed, row in zip(metrics(out), whole[1], strict=True):
+            assert resumed["emotion"] == row["emotion"]
+            assert resumed["grad_norm"] == pytest.approx(row["grad_norm"], rel=2e-3)
 
 
 if __name__ == "__main__":

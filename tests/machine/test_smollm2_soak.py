@@ -5,6 +5,7 @@ The runs are as short as they can be. What they say is not worth reading; that a
 program get on with a real tokenizer, a real template and 135 million weights, is.
 """
 
+import os
 import shutil
 import sys
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 
 import nano
 import rlver
-from runs import cut_at, go_on, metrics, output_of, words
+from runs import go_on, metrics, output_of, words
 from several_ranks import ROOT, run
 
 pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("smollm2_dir", "no_pictures")]
@@ -31,6 +32,15 @@ IDS = torch.arange(3, 60)[None]
 
 def flags_of(out, taught, *more):
     return words(*FLAGS, "--reader", f"local:{taught}", "--out", out, *more)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_cores():
+    """These models, alone among those of the tests, are so large that a second thread helps."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count())
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +76,16 @@ def test_a_run_learns_what_it_samples(trained):
     assert all(tensor.any() for tensor in adapters.values())
 
 
-def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(
-    trained, taught, tmp_path, monkeypatch
-):
-    """The power goes in the second step's dialogues. From the checkpoint of the first it is done
-    again: the same words and the same numbers, byte for byte but for the seconds."""
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch:
-        # 2 dialogues of the evaluation before, 4 and the metrics of step 1, then those of step 2
-        cut_at(9, patch)
-        assert rlver.main(flags_of(out, taught, *GRPO, "--steps", 2)) == 130
-    assert (out / "checkpoint-000001").exists()
-    assert go_on(out) == 0
-    assert metrics(out) == metrics(trained)
-    assert (out / "dialogues.jsonl").read_bytes() == (trained / "dialogues.jsonl").read_bytes()
-    place = "checkpoint-000002/model.safetensors"
-    assert (out / place).read_bytes() == (trained / place).read_bytes()
-    shutil.rmtree(out)
+def test_a_run_that_is_stopped_goes_on_as_if_nothing_had_been(trained):
+    """The power goes before the second checkpoint is whole. From the first one the second step is
+    done again: the same words, numbers and weights, byte for byte but for the seconds."""
+    files = [trained / "dialogues.jsonl", trained / "checkpoint-000002" / "model.safetensors"]
+    numbers, *whole = metrics(trained), *[path.read_bytes() for path in files]
+    shutil.rmtree(trained / "checkpoint-000002")
+    (trained / "summary.json").unlink()
+    assert go_on(trained) == 0
+    assert metrics(trained) == numbers
+    assert [path.read_bytes() for path in files] == whole
 
 
 def test_ppo_with_adapters_for_its_critic_takes_a_step_and_goes_on(tmp_path, taught):
@@ -130,15 +133,14 @@ def test_nano_takes_a_step_with_it(monkeypatch, capsys):
 # -------------------------------------------------------------------------------- what is done next
 
 
-@pytest.mark.parametrize("policy", ["run", "model"])
-def test_one_can_talk_to_it_and_watch_it_talk(policy, trained, taught):
-    """A chat at a pipe instead of a terminal ends with its input; --show needs no input."""
-    name = trained if policy == "run" else MODEL
+def test_one_can_talk_to_it_and_watch_it_talk(trained, taught):
+    """A chat with a run, at a pipe instead of a terminal, ends with its input; --show, here with the
+    model, needs no input."""
     lines = "My sister forgot my birthday.\nWhat do you say?\n"
-    text = tool("tools.chat", name, "--max-tokens", 8, text=lines)
+    text = tool("tools.chat", trained, "--max-tokens", 8, text=lines)
     assert text.count("it>  ") == 2 and "malformed" not in text
     flags = ["--reader", f"local:{taught}", "--max-turns", 1, "--max-tokens", 8]
-    text = tool("tools.chat", name, "--show", *flags)
+    text = tool("tools.chat", MODEL, "--show", *flags)
     assert "policy  " in text and "ended by turn_limit" in text
 
 
