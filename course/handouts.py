@@ -213,9 +213,14 @@ def names_wanted(trees, tests):
     the files of tests. trees: {file: module}; tests: [(file, name)]."""
     # A file's pytestmark names fixtures that all of its tests need.
     todo, wanted = [*tests, *((file, "pytestmark") for file, _ in tests)], set()
+
+    @functools.cache
+    def nodes_of(file):  # {name: the first statement that binds it}
+        return {name: node for node in trees[file].body[::-1] for name in names_bound(node)}
+
     while todo:
         file, name = todo.pop()
-        node = next((node for node in trees[file].body if name in names_bound(node)), None)
+        node = nodes_of(file).get(name)
         # None: a builtin, a fixture of conftest.py, or a name that the test itself binds
         if (file, name) in wanted or node is None:
             continue

@@ -39,12 +39,15 @@ def teach(path):
     chat = LocalReader(path, YES_NO).chat
     yes, no = (chat.text(word)[0] for word in YES_NO)
     rows = [row for row in known_replies("weights") if row["kind"] in ("generic warm", "cold")]
-    ids = [chat.first_prompt(questions_of(row)[0]) for row in rows]
+    ids = [torch.tensor(chat.first_prompt(questions_of(row)[0])) for row in rows]
+    ends = torch.tensor([len(row) - 1 for row in ids])
+    # padded on the right: what is causal does not see it
+    ids = torch.nn.utils.rnn.pad_sequence(ids, batch_first=True)
     wanted = torch.tensor([no if row["kind"] == "cold" else yes for row in rows])
     optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     for _ in range(30):
-        last = torch.stack([model(torch.tensor([row])).logits[0, -1] for row in ids])
-        F.cross_entropy(last, wanted).backward()
+        hidden = model.model(ids).last_hidden_state[range(len(ids)), ends]
+        F.cross_entropy(model.lm_head(hidden), wanted).backward()
         optimizer.step()
         optimizer.zero_grad()
     model.save_pretrained(path)

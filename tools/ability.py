@@ -119,7 +119,7 @@ def compare_scores(before, after, draws=10_000):
         p, test = mcnemar(to_right, to_wrong), f"McNemar, +{to_right} -{to_wrong}"
     else:
         p, test = sign_flips(differences, np.random.default_rng(0), draws), "sign flips"
-    difference, low, high, n = interval(np.mean, differences, draws=draws)
+    difference, low, high, n = interval(differences, draws=draws)
     return {
         "n": n,
         "before": float(before.mean()),

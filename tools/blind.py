@@ -110,7 +110,7 @@ def read_votes(paths):
     rows = {}
     for question, votes_of_pair in votes.items():
         units = list(votes_of_pair.values())
-        wins = interval(np.mean, [np.mean(unit) for unit in units])
+        wins = interval([np.mean(unit) for unit in units])
         rows[question] = [*wins, krippendorff(units)]
     first, second = keys[0]["files"]
     show_table(f"{first} against {second}", COLUMNS, rows, READING)

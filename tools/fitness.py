@@ -321,7 +321,7 @@ def auc_between(results, lifting, others):
         if a and b:
             pairs.append(len(a) * len(b))
             wins.append(auc(a, b) * pairs[-1])
-    return interval(lambda wins, pairs: wins.sum() / pairs.sum(), wins, pairs)
+    return interval(wins, pairs, statistic=lambda wins, pairs: wins.sum(-1) / pairs.sum(-1))
 
 
 def without_interval(value, n):

@@ -5,9 +5,16 @@ measure. (evaluate.py has the test of paired differences.)
 import numpy as np
 
 
+def mean_of(x):
+    """The mean along the last axis."""
+    return np.mean(x, axis=-1)
+
+
 def pearson(x, y):
-    """Correlation (Pearson's); NaN of two points, where it is always 1 or -1."""
-    return np.corrcoef(x, y)[0, 1] if len(x) > 2 else np.nan
+    """Correlation (Pearson's) along the last axis; NaN of two points, where it is always 1 or -1."""
+    x, y = (values - np.mean(values, axis=-1, keepdims=True) for values in (x, y))
+    correlation = mean_of(x * y) / np.sqrt(mean_of(x * x) * mean_of(y * y))
+    return correlation if x.shape[-1] > 2 else np.nan
 
 
 def spearman(x, y):
@@ -29,11 +36,12 @@ def rank_values(values):
     return (counts.cumsum() - (counts - 1) / 2)[positions]
 
 
-def interval(statistic, *columns, draws=1000):
+def interval(*columns, statistic=mean_of, draws=1000):
     """A statistic with its 95 % bootstrap interval over units: [value, low, high, n], value being
     statistic(*columns), None for what cannot be computed. (Fewer than five units have no interval, because most draws
     would hold only one or two of them.)
 
+    statistic: of arrays, along their last axis.
     columns: one or several lists of n numbers, one number for each of n units, such as dialogues;
     two lists for a correlation."""
     columns = np.array(columns, float)  # [columns, n]
@@ -44,7 +52,7 @@ def interval(statistic, *columns, draws=1000):
         samples = rng.integers(n, size=(draws, n))  # indices of units
         with np.errstate(all="ignore"):  # the correlation of a constant is NaN
             estimate = statistic(*columns)
-            estimates = [statistic(*columns[:, sample]) for sample in samples]
+            estimates = statistic(*columns[:, samples])  # [draws]
         if np.isfinite(estimate):
             value = estimate
             if n > 4:

@@ -196,7 +196,7 @@ def score_file(answers):
                 by_dialogue[answer["id"]].append(answer["found"].get(item, answer["final"]))
         means[item] = {dialogue: mean(scores) for dialogue, scores in by_dialogue.items()}
         values = list(means[item].values())
-        rows[item] = [mean(values), *interval(np.mean, values)[1:], missing]
+        rows[item] = [mean(values), *interval(values)[1:], missing]
     return means, rows
 
 
@@ -215,14 +215,15 @@ def paired_differences(before, after, pairs):
         new = after[item]
         common = [dialogue for dialogue in old if dialogue in new and dialogue in pairs]
         differences = [new[dialogue] - old[dialogue] for dialogue in common]
-        rows[item] = interval(np.mean, differences)
+        rows[item] = interval(differences)
     return rows
 
 
 def correlation_of(means):
     """Pearson's r of the dialogues' overall scores with their final emotions: [r, low, high, n].
     means: of `score_file`."""
-    return interval(pearson, *(list(means[item].values()) for item in ("overall", FINAL)))
+    columns = (list(means[item].values()) for item in ("overall", FINAL))
+    return interval(*columns, statistic=pearson)
 
 
 def draw(tables, picture):
