@@ -125,7 +125,7 @@ def two_ranks(tiny_dir, tmp_path_factory):
     return out
 
 
-# Behind a signal within a log, two ranks do what they do behind one within a save; and in an evaluation
+# After a signal within a log two ranks do what they do after one within a save, and in an evaluation
 # what they do in a rollout.
 ON_RANKS = [m for m in MOMENTS if m not in ("between the two logs", "in an evaluation")]
 
