@@ -32,6 +32,7 @@ from support.report import dialogue_text, print_head, print_summary, progress
 
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -336,11 +337,11 @@ def draw_report(run):
         run.drawn = time.monotonic()
 
 
-def train_and_draw(run):
-    """`train`, to its end. The report is drawn then, and also if an error ends the run."""
+@contextmanager
+def drawn(run):
+    """A context at whose end the report of the run is drawn, also if an error ends it."""
     try:
-        train(run)
-        ranks.on_first_rank(run.finish)
+        yield
     except Exception:  # not Stopped: nothing is drawn after a second Ctrl-C
         draw_report(run)
         raise
@@ -358,7 +359,9 @@ def main(argv=None):
             cfg, out, finished = ranks.on_first_rank(settings.open_run, flags)
             if not finished:
                 run = rundir.RunDir(out, cfg, log_of_calls(cfg, out), ranks.rank())
-                train_and_draw(run)
+                with drawn(run):
+                    train(run)
+                    ranks.on_first_rank(run.finish)
             if ranks.rank() == 0:
                 print_summary(out)
                 if finished:
