@@ -50,9 +50,9 @@ from toy import world
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 DRAW_EVERY = 60  # seconds from one drawing of a run to the next, but for the last
-# update(models, minibatches, cfg, observe) -> the metrics that `ppo.optimize` returns. An algorithm of
-# your own also has its name, defaults and checks in support/settings.py, and what support/metrics.py
-# warns of; both ask `cfg.algo`.
+# To add an algorithm: its function here, which returns the metrics of `ppo.optimize`; its name, defaults
+# and checks in support/settings.py; its metrics in support/metrics.py (`batch_metrics`); a critic, if it
+# has one, in models/build.py. These three ask for `cfg.algo`.
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
 
@@ -80,7 +80,7 @@ def train(run):
         episodes, all_episodes, counts = hold_dialogues(
             run, simulator, models, chosen, cfg.group_size, "training", step
         )
-        rolled_out = time.perf_counter()
+        rolled_out, waited = time.perf_counter(), clock.simulator - simulator_before
 
         # ---- 3. Update: advantages, then clipped steps on the tokens that the policy sampled.
         metrics = update(models, cfg, step, episodes)
@@ -92,7 +92,7 @@ def train(run):
         # ---- 5. Log: every dialogue, a line of metrics.
         state["step"] = step
         state["seconds"]["rollout"] += rolled_out - start
-        state["seconds"]["simulator"] += clock.simulator - simulator_before
+        state["seconds"]["simulator"] += waited
         state["seconds"]["update"] += done - rolled_out
         row = row_of_step(run, models, chosen, episodes, all_episodes, counts, metrics)
         row["seconds"] = done - start
@@ -145,7 +145,7 @@ def set_up(run):
     ranks.on_first_rank(run.take_lock)
     checkpoint = run.open()
 
-    # The first rank finds out what the model of the user takes, and tells the others.
+    # The first rank finds out which form of answers the user's model takes, and tells the others.
     if not cfg.scripted:
         learn(simulator, ranks.on_first_rank(ask_first, run, simulator))
 
@@ -273,8 +273,9 @@ def rules_of(cfg, kind):
 
 
 def make_agent(models, cfg, kind, step, number):
-    """The policy's side of dialogue `number` of a batch. Its random draws are seeded by (seed, kind,
-    step, number): they depend neither on a resume nor on how many ranks there are."""
+    """The policy's side of dialogue `number` of the whole batch, over all ranks. Its random draws are
+    seeded by (seed, kind, step, number): they depend neither on a resume nor on how many ranks there
+    are."""
     return Agent(
         models.engine,
         models.chat,
@@ -342,7 +343,9 @@ def drawn(run):
     """A context at whose end the report of the run is drawn, also if an error ends it."""
     try:
         yield
-    except Exception:  # not Stopped: nothing is drawn after a second Ctrl-C
+    except (
+        Exception
+    ):  # not Stopped: at a first Ctrl-C it is drawn already, at a second nobody waits
         draw_report(run)
         raise
     draw_report(run)
@@ -351,7 +354,7 @@ def drawn(run):
 def main(argv=None):
     """Run what the flags say. Returns the exit code."""
     flags = vars(settings.make_parser().parse_args(argv))
-    run = out = None
+    run, out, code, message = None, None, 0, ""
     try:
         refuse_nesting(in_main_thread=True)
         with stopping.interrupts():
@@ -368,13 +371,12 @@ def main(argv=None):
                     print(f"{out} is finished; to go on: --resume {out} --steps N, N the total")
     except errors.WITH_A_MESSAGE as error:
         code, message = errors.explain(error, out, ranks.rank(), ranks.world_size())
-        if message:
-            print(message, file=sys.stderr, flush=True)
-        return code
     finally:
         if run:
             run.close()
-    return 0
+    if message:  # the last thing on the screen
+        print(message, file=sys.stderr, flush=True)
+    return code
 
 
 if __name__ == "__main__":

@@ -190,7 +190,8 @@ class Models:
         self.return_memory()
 
     def end_sampling(self):
-        """Behind dialogues: the memory of the engine's cache is the update's."""
+        """Before an update, whose memory the engine's cache is now. (Not after an evaluation: vLLM
+        sleeps until the next `sync`.)"""
         self.engine.sleep()
         self.return_memory()
 

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 8 rlver.py ...
 
 Every rank has its own dialogues, its own engine and a shard of the models. The functions that
-gather, reduce or broadcast are collective calls: every rank must make them, or all ranks hang. All
+gather, reduce or call `on_first_rank` are collective: every rank must call them, or all hang. All
 ranks are processes of one node.
 """
 
@@ -107,8 +107,9 @@ def all_gather_list(things):
 
 
 def on_first_rank(function, *args):
-    """Call function(*args) on the first rank alone. Returns its result on every rank. Every rank
-    also raises its RunError or OSError, because the others would wait for the result."""
+    """A collective call: function(*args) is called on the first rank alone, and every rank returns
+    its result. Every rank also raises its RunError or OSError, because the others would wait for the
+    result."""
     box = [None]  # torch broadcasts a list of objects, in place: here a list of one
     if rank() == 0:
         try:

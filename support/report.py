@@ -206,7 +206,7 @@ def draw_curves(out, rows, evaluations):
         picture = figure_of(panels, partial(draw_panel, rows=rows, evaluations=evaluations))
         picture.suptitle(f"{out.name}\n{LEGEND}")
         picture.savefig(out / "learning_curve.png")
-        picture.set_layout_engine("none")  # it is laid out now, and need not be once more
+        picture.set_layout_engine("none")  # the layout is computed: the SVG keeps it
         return {"panels": panels, "svg": svg_of(picture)}
 
 
@@ -310,8 +310,8 @@ def write_page(out, heldout):
         warnings=warnings_of(rows).values(),
         evaluations=evaluations,
         sentences_of=sentences_of,
-        **dialogues_of_run(out, heldout, evaluations[-1]["step"]),
         **draw_curves(out, rows, evaluations),
+        **dialogues_of_run(out, heldout, evaluations[-1]["step"]),
     )
     page = out / "report.html"
     write_file(page, html)

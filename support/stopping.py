@@ -17,9 +17,9 @@ NOTICE = b"\nstopping when the last whole step is saved; once more: at once\n"
 
 @contextmanager
 def interrupts():
-    """A context in which Ctrl-C raises KeyboardInterrupt, until a StopSignal catches it. Behind it
-    the handlers of both signals are those before it. (asyncio's own would cancel its main task, and
-    forget the Ctrl-C if that task ends without waiting for anything, as the toy's dialogues do.)"""
+    """A context in which Ctrl-C raises KeyboardInterrupt, until a StopSignal catches it. After it both
+    signals have their old handlers again. (asyncio's own would cancel its main task, and forget the
+    Ctrl-C if that task ends without waiting for anything, as the toy's dialogues do.)"""
 
     def interrupt(*_):
         raise KeyboardInterrupt

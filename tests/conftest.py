@@ -25,10 +25,11 @@ import pytest
 
 from toy import world
 
-# What a program does once, and hundreds of tests in one process do again: each client of a server
+# Done once here, because hundreds of tests in one process would do it again: each client of a server
 # loads the certificates of all authorities, each command makes the toy's people.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
-world.profiles = functools.cache(world.profiles)
+people_of_toy = functools.cache(world.profiles)
+world.profiles = lambda *args, **more: [dict(row) for row in people_of_toy(*args, **more)]
 
 # ChatML as Qwen writes it: the newline behind <|im_end|> is scaffold, no policy ever samples it.
 CHATML = (

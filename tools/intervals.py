@@ -41,7 +41,7 @@ def interval(*columns, statistic=mean_of, draws=1000):
     statistic(*columns), None for what cannot be computed. (Fewer than five units have no interval, because most draws
     would hold only one or two of them.)
 
-    statistic: of arrays, along their last axis.
+    statistic: a function of arrays [..., n] that returns [...].
     columns: one or several lists of n numbers, one number for each of n units, such as dialogues;
     two lists for a correlation."""
     columns = np.array(columns, float)  # [columns, n]

@@ -75,7 +75,8 @@ def test_imports_go_down():
     assert not [a for a in GRAPH if "nano" in GRAPH[a]]
 
 
-# A process that imports a module ends where torch is looked for, or behind the import: has it support?
+# Import a module in a new process. It ends as soon as torch is looked for, or when the import is over;
+# its exit code is 1 if support is not there by then.
 IMPORT = """
 import sys, types
 def find_spec(name, *_):

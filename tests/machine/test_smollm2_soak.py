@@ -36,9 +36,9 @@ def flags_of(out, taught, *more):
 
 @pytest.fixture(scope="module", autouse=True)
 def all_cores():
-    """These models, alone among those of the tests, are so large that a second thread helps."""
+    """Only these models are so large that more threads help."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count())
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     yield
     torch.set_num_threads(threads)
 

@@ -18,7 +18,7 @@ from server import Loopback, start, toy_people
 from several_ranks import run
 
 KILLS = int(os.environ.get("RLVER_KILLS", 2))
-STEPS = 6 * KILLS
+STEPS = 8 * KILLS
 RUN = (
     f"--steps {STEPS} --batch-size 8 --group-size 4 --max-turns 3 --max-tokens 8 --lr 1e-3 "
     "--eval-size 4 --save-every 1"
@@ -106,6 +106,8 @@ def test_a_run_over_a_server_with_every_fault(tmp_path):
     without = run_over_server(tmp_path / "without")
     out = run_over_server(tmp_path / "with", *faults, "--outage", "[300, 30]")
     assert len(metrics(out)) == len(metrics(without)) == 2
+    asked, usual = (len(rows(run / "calls.jsonl")) for run in (out, without))
+    assert asked > usual > 300  # so there was garbage, and there was no server for a while
     dropped = rows(out / "dropped.jsonl") if (out / "dropped.jsonl").exists() else []
     assert len(dropped) < 0.03 * (2 + 2) * 32
     until = min([row["step"] for row in dropped], default=3)
