@@ -343,9 +343,8 @@ def drawn(run):
     """A context at whose end the report of the run is drawn, also if an error ends it."""
     try:
         yield
-    except (
-        Exception
-    ):  # not Stopped: at a first Ctrl-C it is drawn already, at a second nobody waits
+    except Exception:
+        # (Stopped is none: `stop_if_asked` has drawn, and after a second Ctrl-C nobody waits.)
         draw_report(run)
         raise
     draw_report(run)
