@@ -16,7 +16,7 @@
 printing and pictures are in support/; a first reading can skip them.
 """
 
-# models/, players/ and support/ come first: they set up what must be set up before torch is imported.
+# models/, players/ and support/ come first: they set up what torch reads when it is imported.
 from models.build import Models
 from players.calls import CallLog
 from players.check import check, learn, print_bill
@@ -50,9 +50,9 @@ from toy import world
 
 ROLLOUT_TIMEOUT = 3600  # seconds until a dialogue that has not ended is dropped
 DRAW_EVERY = 60  # seconds from one drawing of a run to the next, but for the last
-# To add an algorithm: its function here, which returns the metrics of `ppo.optimize`; its name, defaults
-# and checks in support/settings.py; its metrics in support/metrics.py (`batch_metrics`); a critic, if it
-# has one, in models/build.py. These three ask for `cfg.algo`.
+# An algorithm has its update here, which returns the metrics of `ppo.optimize`. Three files ask for
+# `cfg.algo`: support/settings.py has its name, defaults and checks, support/metrics.py its other
+# metrics (`batch_metrics`), models/build.py its critic, if it has one.
 UPDATES = {"ppo": ppo_update, "grpo": grpo_update}
 
 
@@ -134,7 +134,7 @@ def set_up(run):
     simulator = simulator_of_run(cfg, run.calls, clock)
     profiles, heldout = profiles_of_run(cfg.profiles, cfg.eval_size)
     check_playable(cfg.simulator, profiles + heldout, unnamed=not cfg.profiles)
-    people = digest([vars(profile) for profile in profiles + heldout])
+    digests = {"people": digest([vars(profile) for profile in profiles + heldout])}
     if cfg.profiles:  # files may have been edited since the run began
         heldout = heldout_as_begun(run.path, heldout)
     # Of such users only the story is new. The released files have some, too.
@@ -154,7 +154,7 @@ def set_up(run):
     ranks.on_first_rank(run.try_to_save, models.write_trial, models.checkpoint_bytes())
 
     # The state of the run.
-    run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | {"people": people})
+    run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | digests)
     if run.first:
         step, n_ranks = run.state["step"], ranks.world_size()
         print_head(cfg, run.path, len(profiles), len(heldout), n_ranks, step)
@@ -163,8 +163,8 @@ def set_up(run):
 
 
 def ask_first(run, simulator):
-    """Ask a language model before the first dialogue: a wrong key or model shows at once. Returns
-    what was found out, for `learn`."""
+    """Ask the user's model, or the reader, before the first dialogue: a wrong key or name shows at
+    once. Returns what `check` found out, for `learn`."""
     name = run.cfg.reader or split_name(run.cfg.simulator)[1]
     what = "reader" if run.cfg.reader else "model"
     run.tell(f"first some questions to {name}, the user's {what}")
@@ -339,7 +339,7 @@ def draw_report(run):
 
 
 @contextmanager
-def drawn(run):
+def draw_at_end(run):
     """A context at whose end the report of the run is drawn, also if an error ends it."""
     try:
         yield
@@ -361,7 +361,7 @@ def main(argv=None):
             cfg, out, finished = ranks.on_first_rank(settings.open_run, flags)
             if not finished:
                 run = rundir.RunDir(out, cfg, log_of_calls(cfg, out), ranks.rank())
-                with drawn(run):
+                with draw_at_end(run):
                     train(run)
                     ranks.on_first_rank(run.finish)
             if ranks.rank() == 0:

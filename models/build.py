@@ -190,7 +190,7 @@ class Models:
         self.return_memory()
 
     def end_sampling(self):
-        """Before an update, whose memory the engine's cache is now. (Not after an evaluation: vLLM
+        """Before an update: it needs the memory of the engine's cache. (Not after an evaluation: vLLM
         sleeps until the next `sync`.)"""
         self.engine.sleep()
         self.return_memory()

@@ -5,15 +5,15 @@ measure. (evaluate.py has the test of paired differences.)
 import numpy as np
 
 
-def mean_of(x):
-    """The mean along the last axis."""
+def mean_of_units(x):
+    """The mean along the last axis, which is that of the units."""
     return np.mean(x, axis=-1)
 
 
 def pearson(x, y):
     """Correlation (Pearson's) along the last axis; NaN of two points, where it is always 1 or -1."""
     x, y = (values - np.mean(values, axis=-1, keepdims=True) for values in (x, y))
-    correlation = mean_of(x * y) / np.sqrt(mean_of(x * x) * mean_of(y * y))
+    correlation = mean_of_units(x * y) / np.sqrt(mean_of_units(x * x) * mean_of_units(y * y))
     return correlation if x.shape[-1] > 2 else np.nan
 
 
@@ -36,7 +36,7 @@ def rank_values(values):
     return (counts.cumsum() - (counts - 1) / 2)[positions]
 
 
-def interval(*columns, statistic=mean_of, draws=1000):
+def interval(*columns, statistic=mean_of_units, draws=1000):
     """A statistic with its 95 % bootstrap interval over units: [value, low, high, n], value being
     statistic(*columns), None for what cannot be computed. (Fewer than five units have no interval, because most draws
     would hold only one or two of them.)

@@ -298,14 +298,14 @@ def test_a_run_on_two_ranks_and_its_checkpoints(algo, lora, tiny_dir, tmp_path):
         assert out.count("held-out users") == 1 and ("on 2 ranks" in out) == (ranks == 2)
     alike(tmp_path / "one", tmp_path / "two")
 
-    whole = dialogues(tmp_path / "one"), metrics(tmp_path / "one")
+    words, steps = dialogues(tmp_path / "one"), metrics(tmp_path / "one")
     for ranks, name in ((2, "one"), (1, "two")):
         out = tmp_path / name
         shutil.rmtree(out / "checkpoint-000004")  # as if the power had gone before it was written
         (out / "summary.json").unlink()
         assert "Step 2 is done" in run(ranks, "--resume", out)
-        assert dialogues(out) == whole[0]
-        for resumed, row in zip(metrics(out), whole[1], strict=True):
+        assert dialogues(out) == words
+        for resumed, row in zip(metrics(out), steps, strict=True):
             assert resumed["emotion"] == row["emotion"]
             assert resumed["grad_norm"] == pytest.approx(row["grad_norm"], rel=2e-3)
 

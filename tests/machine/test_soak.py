@@ -130,11 +130,10 @@ def run_over_server(out, *server_flags):
     process, url = start(*server_flags)
     command = [sys.executable, "rlver.py", "--algo", "grpo", "--think", "--steps", "2"]
     command += "--batch-size 32 --eval-size 32 --max-turns 3 --simulator-timeout 2".split()
+    command += ["--out", str(out)]
     command += ["--simulator", f"openai:scripted@{url}", *toy_people(out.parent)]
     try:
-        subprocess.run(
-            [*command, "--out", str(out)], check=True, cwd=ROOT, stdout=subprocess.DEVNULL
-        )
+        subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     finally:
         process.kill()
     return out
