@@ -12,8 +12,8 @@ Scores can be compared only within one simulator: with another model behind the 
 the same dialogues shift by 20 points (SAGE appendix B).
 
 Four commands, a section each, in this order: the benchmark (`run_benchmark`), --score, --compare,
---before-after; then main. players/policies.py loads the policy and its users, support/results.py
-has the lines of result files.
+--before-after; then main. players/policies.py loads the policy and its users, support/metrics.py
+has the scores, support/results.py the lines of result files.
 """
 
 from players.check import check

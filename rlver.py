@@ -18,6 +18,7 @@ printing and pictures are in support/; a first reading can skip them.
 
 # models/, players/ and support/ come first: they set up what torch reads when it is imported.
 from models.build import Models
+from models.checkpoint import checkpoint_bytes, gather, write_trial
 from players.calls import CallLog
 from players.check import check, learn, print_bill
 from players.heldout import heldout_as_begun
@@ -151,7 +152,7 @@ def set_up(run):
 
     # The policy, and all that trains it.
     models = Models(cfg, start_of(cfg), checkpoint, run.start_file, clock, run.runner)
-    ranks.on_first_rank(run.try_to_save, models.write_trial, models.checkpoint_bytes())
+    ranks.on_first_rank(run.try_to_save, partial(write_trial, models), checkpoint_bytes(models))
 
     # The state of the run.
     run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | digests)
@@ -220,7 +221,7 @@ def save(run, models):
     """Write a checkpoint of the last whole step, unless it has one. All ranks gather, the first one
     writes."""
     if run.saved_step < run.state["step"]:
-        ranks.on_first_rank(run.save, models.gather() if run.state["step"] else None)
+        ranks.on_first_rank(run.save, gather(models) if run.state["step"] else None)
         run.saved_step = run.state["step"]
         # it takes a second, as long as a step of the toy
         if run.saved_step > 0 and time.monotonic() - run.drawn > DRAW_EVERY:

@@ -9,7 +9,7 @@ Agent keeps two rules, both broken by the released code:
   * Tokens in, tokens out. The trained ids are the sampled ids. Nothing is decoded and encoded
     again.
   * The mask is set when a token is sampled. A token is trained because the policy sampled it, not
-    because of its value.
+    because of its value. (`policy.pack` makes a tensor of the mask.)
 
 From top to bottom: what is kept of a dialogue; the policy's side of it; the dialogue; many at once.
 """

@@ -16,8 +16,9 @@ answer for every model.
 The last emotion is the reward, so a policy may learn to forge it. support/answers.py says
 what keeps its words from setting the number, and the change is clamped to +-10.
 
-From top to bottom: the user; what all users share. (players/users.py chooses the user's model. The
-profiles, and which of them are trained on and which held out, are in people.py.)
+From top to bottom: the user; what all users share. (When a dialogue ends is decided in
+rollout.py, by `converse`. players/users.py chooses the user's model. The profiles, and which of them
+are trained on and which held out, are in people.py.)
 
 Reply to a user yourself, and see the analysis and the emotion:  python -m tools.chat --as-policy
 """

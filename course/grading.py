@@ -1,5 +1,5 @@
 """grading.py - put a student's functions into an otherwise correct project and run their tests with
-pytest, in a process that has a time limit.
+pytest, in a process that has a time limit. Exercises, points and tests are listed in exercises.toml.
 
 All exercises of a student are tried in one run. Those whose tests did not all pass there are tried
 again, each alone, with all other functions correct. So an endless loop, an exit or an error in a

@@ -3,10 +3,11 @@ engine.
 
 A run builds them from the starting policy or from a checkpoint (`Models`). After each update the
 engine is given the new weights (`sync`); vLLM then samples a few tokens, whose log-probs show that
-the new weights have arrived (`probe`). `gather` collects what a checkpoint holds.
+the new weights have arrived (`probe`). What a checkpoint holds of them is in models/checkpoint.py.
 """
 
 from models.chat_format import ChatFormat
+from models.checkpoint import load_optimizer_state
 from models.distance import DistanceFromStart
 from models.engine import TorchEngine, make_vllm_engine
 from models.loading import (
@@ -14,19 +15,15 @@ from models.loading import (
     best_dtype,
     load_model,
     load_tensors,
-    load_tokenizer,
     return_freed_memory,
     stop_ids,
-    write_model,
 )
 from support.answers import load_prompt
-from support.errors import CannotWrite, SelfCheckFailed, naming
-from support.ranks import all_reduce_sum, full_tensor, iter_full_weights, rank, world_size
+from support.errors import SelfCheckFailed, naming
+from support.ranks import all_reduce_sum, iter_full_weights, world_size
 from support.rundir import FIRST_CHECKPOINT
 
-import copy
 import math
-from functools import partial
 
 import numpy as np
 import torch
@@ -95,7 +92,7 @@ class Models:
         # 2. The engine: TorchEngine copies the weights, which are still whole; vLLM reads `source`.
         self.engine = self.make_engine(model, source, clock)
         # 3. Policy, critic and reference. From here on a rank has only its shard of their weights.
-        # tensors: what `gather` has collected beside the policy's weights, or None.
+        # tensors: what a checkpoint holds beside the policy's weights, or None.
         tensors = load_tensors(checkpoint / "trainer.pt") if trained else None
         self.build(model, tensors, source, start)
         # 4. The optimizers, of the parameters that now exist.
@@ -231,76 +228,8 @@ class Models:
         # raises SelfCheckFailed beyond the limits
         logp_gap([batch], log_probs_of(self.policy, [batch]), self.gap_limits, self.reduce)
 
-    # --------------------------------------------------------------------------------- to a file
 
-    def gather(self):
-        """Gather what a checkpoint holds of the models. Returns write(directory), which writes it.
-        Any number of ranks can go on from it. In trainer.pt:
-
-            optimizer, critic_optimizer   {name of the parameter: Adam's moments} (`optimizer_state`)
-            critic                        {name: tensor}, whole and in fp32
-            adapters                      with --lora-rank, and no critic: {name: tensor} of both
-
-        A collective call: every rank walks through all tensors, but only the first one keeps them.
-        Eight copies of a 7B model with its moments would take a terabyte. (Adapters are small.)"""
-        first, model = rank() == 0, self.policy.model
-        # A tied tensor has two names in the state_dict (lm_head.weight of a small Qwen is the
-        # second). It is saved once, under the first one, and transformers ties it again.
-        all_names = dict(model.named_parameters(remove_duplicate=False)).keys()
-        second_names = all_names - dict(model.named_parameters()).keys()
-        weights = {
-            name: w.cpu() for name, w in self.plain_weights() if first and name not in second_names
-        }
-        tensors = {
-            name: optimizer_state(module, optimizer, first)
-            for name, module, optimizer in self.trained_parts()
-        }
-        if self.cfg.lora_rank:
-            tensors["adapters"] = {
-                name: full_tensor(p.detach()).cpu()
-                for _, module, _ in self.trained_parts()
-                for name, p in module.named_parameters()
-            }
-        elif self.critic:
-            tensors["critic"] = {
-                name: w.cpu() for name, w in iter_full_weights(self.critic) if first
-            }
-
-        return partial(self.write, weights=weights, tensors=tensors)
-
-    def write(self, directory, weights, tensors):
-        """Write what a checkpoint holds of the models, on one rank (RunDir.save adds the rest):
-
-            config.json, model.safetensors ...    a plain model and its tokenizer, which any program
-                                                  loads: the policy, its adapters merged
-            trainer.pt    both optimizers' moments; the critic, or the adapters in fp32
-            adapter/      the policy's adapters, as the package peft writes them
-
-        weights: of the policy, {name: tensor}; tensors: what trainer.pt holds."""
-        write_model(directory, self.policy.model, weights, self.tokenizer)
-        torch.save(tensors, directory / "trainer.pt")
-        if self.cfg.lora_rank:
-            self.policy.write_peft(directory / "adapter", tensors["adapters"], self.cfg)
-
-    def write_trial(self, directory):
-        """Write a checkpoint with one small tensor, and read the rest back, to see whether a resume
-        will find the same model. Raises CannotWrite if it will not."""
-        self.write(directory, {"small": torch.zeros(1)}, {"adapters": {}})
-        load_tensors(directory / "trainer.pt")
-        chat = copy.copy(self.chat)
-        chat.tokenizer = load_tokenizer(directory)
-        chat.check_pieces()
-        if {chat.stop_id, *stop_ids(directory)} != chat.stop_ids:
-            raise CannotWrite("read back, it has other stop tokens")
-
-    def checkpoint_bytes(self):
-        """About how large a checkpoint is: for each weight 4 bytes and, where it is trained, 8 for
-        Adam's two moments; as much again for a critic."""
-        per_weight = 4 if self.cfg.lora_rank else 24 if self.critic else 12
-        return per_weight * sum(p.numel() for p in self.policy.model.parameters())
-
-
-# -------------------------------------------------------------- what Models is built of, and gathers
+# -------------------------------------------------------------------------- what Models is built of
 
 
 def build_full(cfg, model, tensors, source, start, dtype):
@@ -375,30 +304,3 @@ def adamw(module, lr):
     decay, 0.01. `fused`, on a GPU, saves work of the CPU."""
     parameters = list(module.parameters())
     return torch.optim.AdamW(parameters, lr, fused=parameters[0].is_cuda or None)
-
-
-def optimizer_state(module, optimizer, keep=True):
-    """Adam's state as {name of the parameter: {"exp_avg": tensor, ...}}, whole and on the CPU, so
-    that it is the same for any number of ranks. (The optimizer's own state_dict() numbers the
-    parameters instead of naming them, and holds shards.)
-
-    A collective call. keep: whether this rank wants the result; if not, it takes part and gets {},
-    because one copy in memory is enough."""
-    state = {}
-    for name, p in module.named_parameters():
-        moments = {key: full_tensor(value).cpu() for key, value in optimizer.state[p].items()}
-        if keep:
-            state[name] = moments
-    return state
-
-
-def load_optimizer_state(module, optimizer, state):
-    """Give an optimizer the `state` that `optimizer_state` returned; each rank takes its shard."""
-    for name, p in module.named_parameters():
-        for key, value in state[name].items():
-            value = value.to(p.device)  # also the number of steps: fused Adam counts on the GPU
-            if value.dim() and hasattr(p, "full_tensor"):  # a moment of a parameter with shards
-                value = torch.distributed.tensor.distribute_tensor(
-                    value, p.device_mesh, p.placements
-                )
-            optimizer.state[p][key] = value

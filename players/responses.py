@@ -1,7 +1,8 @@
 """players/responses.py - what a response of a server holds.
 
-`read_response` is called by players/server.py. Servers and gateways write the same thing in many
-ways, and send 200 with an error inside: the table of `read_body` has an example of each.
+`read_response` is called by players/server.py, which decides what follows. Servers and gateways
+write the same thing in many ways, and send 200 with an error inside: the table of `read_body` has an
+example of each.
 """
 
 from players.calls import CUT, Answer

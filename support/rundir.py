@@ -103,10 +103,10 @@ class RunDir:
         return newest
 
     def restore(self, checkpoint, heldout, digests):
-        """Read the state of the `checkpoint`, or begin with a new one; cut off what was logged
-        after it, because it will be done again; write config.json and heldout.json. The directory
-        is made on every rank. digests: of what decides a dialogue and stands in no setting
-        (WARNINGS)."""
+        """Read the state of the `checkpoint` (its weights are read by `Models`), or begin with a new
+        one; cut off what was logged after it, because it will be done again; write config.json and
+        heldout.json. The directory is made on every rank. digests: of what decides a dialogue and
+        stands in no setting (WARNINGS)."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -238,7 +238,7 @@ class RunDir:
 
     def save(self, write_models):
         """Write a checkpoint of the last whole step. Then remove all but the newest two of those
-        that this run wrote. Beside what write_models(directory) writes (Models.gather), it holds
+        that this run wrote. Beside what write_models(directory) writes (models/checkpoint.py), it holds
 
             rlver.json    the settings, and who is held out of --profiles: a copy says what it is
             state.json    the state of the run (`restore`)

@@ -3,7 +3,8 @@ device that refuses what CUDA refuses (elsewhere.py); then with one (`pytest -m 
 name where there is none)."""
 
 from models import build
-from models.build import load_optimizer_state, make_masters
+from models.build import make_masters
+from models.checkpoint import load_optimizer_state
 from models.engine import TorchEngine
 from models.loading import load_model
 from models.lora import AdapterView, SharedBase
