@@ -1,8 +1,8 @@
 """support/stopping.py - what Ctrl-C (SIGINT) and SIGTERM do in a run.
 
 The first signal sets a flag, and no step is lost. While dialogues are held they are cancelled, and
-a checkpoint of the last whole step is written. From the beginning of the update on, the step is
-finished, logged and saved first. A second signal ends the process at once.
+`rlver.stop_if_asked` writes a checkpoint of the last whole step. From the beginning of the update on,
+the step is finished, logged and saved first. A second signal ends the process at once.
 """
 
 from support.errors import Stopped

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from evaluate import sign_flips
-from tools.intervals import interval
+from tools.correlations import interval
 from tools.tables import show_table, tool_parser, write_outputs
 
 

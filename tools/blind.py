@@ -22,8 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tools.correlations import interval
 from tools.dialogues import common_users, load_dialogues, messages_of
-from tools.intervals import interval
 from tools.tables import add_files, check_files, show_table, tool_parser, write_outputs
 
 QUESTIONS = ("better overall", "understands more", "helps more")

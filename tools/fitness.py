@@ -48,7 +48,7 @@ from tqdm.asyncio import tqdm
 
 from emotion import emotion_level
 from tools.asking import open_call_log
-from tools.intervals import auc, interval
+from tools.correlations import auc, interval
 from tools.tables import mean, parts_by, show_table, tool_parser, write_outputs
 
 # --------------------------------------------------------------------------------- what is measured

@@ -34,8 +34,8 @@ import numpy as np
 
 from simulator import EMOTION_SCHEMA
 from tools.asking import add_judge_flags, ask, dialogue_slots, make_cases, need_judge, source_of
+from tools.correlations import interval, pearson
 from tools.dialogues import common_users, load_dialogues
-from tools.intervals import interval, pearson
 from tools.tables import (
     check_files,
     check_picture,

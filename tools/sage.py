@@ -28,7 +28,7 @@ from pathlib import Path
 
 from emotion import BENCHMARK
 from evaluate import print_score, tables_of
-from tools.intervals import spearman
+from tools.correlations import spearman
 
 # -------------------------------------------------------------------------------- reading the files
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tools.blind import krippendorff
-from tools.intervals import spearman
+from tools.correlations import spearman
 
 
 def test_ranks_by_hand():

@@ -1,5 +1,5 @@
-"""tools/intervals.py - intervals and correlations. The functions do not depend on what the numbers
-measure. (evaluate.py has the test of paired differences.)
+"""tools/correlations.py - correlations, AUC and their intervals. The functions do not depend on what
+the numbers measure. (The comparison of two results, with its interval, is evaluate.py's.)
 """
 
 import numpy as np
