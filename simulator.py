@@ -33,7 +33,8 @@ from dataclasses import dataclass, field
 from emotion import TRAINING, clamp_change, emotion_level, move_emotion
 from people import PURPOSES, Profile
 
-CUT_RETRIES = 2  # how often a question is asked again after answers that the token limit cut
+RETRIES = 8  # how often a question is asked again if its answer cannot be read
+CUT_RETRIES = 2  # the same after answers that the token limit cut
 
 # ----------------------------------------------------------------------------------------- the user
 
@@ -146,10 +147,9 @@ class Simulator:
     user_class = User
     reader = None  # a Reader decides what a ReadUser feels (players/reader.py)
 
-    def __init__(self, caller, lang="en", difficulty="vanilla", retries=8):
-        """caller: what asks the user's model, a Caller of players/calls.py. retries: how often a
-        question is asked again if its answer cannot be read; then the dialogue is dropped. (The
-        released code never stops.)"""
+    def __init__(self, caller, lang="en", difficulty="vanilla", retries=RETRIES):
+        """caller: what asks the user's model, a Caller of players/calls.py. retries: after these the
+        dialogue is dropped. (The released code never stops.)"""
         self.caller = caller
         self.lang = lang
         self.retries = retries

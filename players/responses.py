@@ -1,11 +1,13 @@
-"""players/responses.py - what a response of a server holds.
+"""players/responses.py - what a response of a server holds, and what follows from one without an
+answer.
 
-`read_response` is called by players/server.py, which decides what follows. Servers and gateways
-write the same thing in many ways, and send 200 with an error inside: the table of `read_body` has an
-example of each.
+`read_response` and `refusal_by` are called by players/server.py. Servers and gateways write the same
+thing in many ways, and send 200 with an error inside: the table of `read_body` has an example of
+each.
 """
 
 from players.calls import CUT, Answer
+from support.errors import PromptRefused, SimulatorRefused
 from support.files import parse_json
 
 import json
@@ -18,6 +20,7 @@ from email.utils import mktime_tz, parsedate_tz
 # words that were asked.
 FAILED = ("error", "abort", "network_error", "insufficient_system_resource")
 FILTERED = ("content_filter", "safety", "refusal", "sensitive")
+FORMAT_RETRIES = 3  # after a 5xx, until the check (players/check.py) tries the next format
 # The least log-prob that is believed: servers write -9999, or the lowest float, for a token that was
 # cut off. (The largest is 0, and a little more by rounding.)
 LEAST_LOG_PROB = -100
@@ -39,6 +42,23 @@ def read_response(response, error=None):
     if status == 429 and re.search("insufficient_quota|exceeded_current_quota", response.text):
         status = 402
     return status, answer, seconds_to_wait(response.headers)
+
+
+def refusal_by(status, failures, is_patient):
+    """Which refusal a response without an answer is, by its status: an exception; None if the
+    question is asked again. failures: the number of tries before this one; is_patient: see
+    `ServerModel`."""
+    match status:
+        case 200 | 408 | 409 | 429 | 503:  # no answer in it; or it is slow, busy, loading
+            return None
+        case 404 if not is_patient:  # a gateway's may mean the format
+            return PromptRefused
+        case 401 | 402 | 404 | 406:  # a wrong key, no money, an unknown model, a stream
+            return SimulatorRefused
+        case _ if status < 500:  # the prompt is too long, or a filter does not want its words
+            return PromptRefused
+        case _:  # another fault; some servers have it at a schema alone
+            return None if is_patient or failures <= FORMAT_RETRIES else PromptRefused
 
 
 def read_body(text):

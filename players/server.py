@@ -1,7 +1,7 @@
 """players/server.py - a language model on a server that speaks OpenAI's protocol.
 
-From top to bottom: the model asks (`chat`); what follows from a response without an answer; making
-a request. A response is read in players/responses.py.
+From top to bottom: the model asks (`chat`); what is sent, and changed after a refusal; making a
+request. A response is read, and called a refusal or none, in players/responses.py.
 
 A failure is one of three exceptions (support/errors.py):
 
@@ -15,8 +15,8 @@ second.
 
 from players.calls import MAX_ANSWER_TOKENS, MAX_THINKING_TOKENS, AdaptiveModel, Answer
 from players.marks import mark_in
-from players.responses import LEAST_LOG_PROB, read_response
-from support.errors import BadInput, PromptRefused, SimulatorFailed, SimulatorRefused, one_line
+from players.responses import LEAST_LOG_PROB, read_response, refusal_by
+from support.errors import BadInput, PromptRefused, SimulatorFailed, one_line
 
 import asyncio
 import os
@@ -31,7 +31,6 @@ CALL_TIMEOUT = 300  # seconds until a question to a server is given up, all trie
 TRIES = 8  # tries of a question whose responses hold no answer
 # How an answer's form is enforced, the strictest way first (OpenAI's `response_format`).
 FORMATS = ("json_schema", "json_object", "text")
-FORMAT_RETRIES = 3  # after a 5xx, until the check (players/check.py) tries the next format
 # Seconds between two tries: they double from the first to the last one.
 FIRST_PAUSE, MAX_PAUSE = 0.5, 8
 # Sent with every question, beside the temperature. vLLM takes what a request does not say from the
@@ -175,7 +174,7 @@ class ServerModel(AdaptiveModel):
                 )
                 self.keep_name(answer.model)
                 return answer
-            if refusal := self.refusal_by(status, len(failed)):
+            if refusal := refusal_by(status, len(failed), self.is_patient):
                 # another call may have been quicker, and have changed the parameters meanwhile
                 is_current = parameters == self.parameters(max_tokens, options)
                 if is_current and not self.adapt(answer, parameters):
@@ -218,22 +217,7 @@ class ServerModel(AdaptiveModel):
         values = {self.limit: max_tokens, **self.always, **options, **self.replaced}
         return {name: value for name, value in values.items() if value is not None}
 
-    # ------------------------------------------- what follows from a response without an answer
-
-    def refusal_by(self, status, failures):
-        """Which refusal a response without an answer is, by its status: an exception; None if it is
-        none. failures: the number of tries before this one."""
-        match status:
-            case 200 | 408 | 409 | 429 | 503:  # no answer in it; or it is slow, busy, loading
-                return None
-            case 404 if not self.is_patient:  # a gateway's may mean the format
-                return PromptRefused
-            case 401 | 402 | 404 | 406:  # a wrong key, no money, an unknown model, a stream
-                return SimulatorRefused
-            case _ if status < 500:  # the prompt is too long, or a filter does not want its words
-                return PromptRefused
-            case _:  # another fault; some servers have it at a schema alone
-                return None if self.is_patient or failures <= FORMAT_RETRIES else PromptRefused
+    # ------------------------------------------------- what is changed after a refusal
 
     def adapt(self, words, parameters):
         """Change what is sent from now on, if `parameters` were refused in these words because of

@@ -11,7 +11,7 @@ from support.command_line import SCRIPTED, split_name
 from support.errors import BadInput
 from support.files import digest
 
-from simulator import Simulator
+from simulator import RETRIES, Simulator
 from toy import world
 
 
@@ -43,7 +43,7 @@ def make_simulator(
     flag="--simulator",
     reader=None,
     template_args=None,
-    retries=8,
+    retries=RETRIES,
     find=None,
     **shared,
 ):

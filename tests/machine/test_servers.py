@@ -4,9 +4,8 @@ three days of dialogues will meet."""
 
 from players.calls import MAX_ANSWER_TOKENS, Answer, Caller, CallLog
 from players.check import check, print_bill
-from players.responses import seconds_to_wait
+from players.responses import FORMAT_RETRIES, seconds_to_wait
 from players.server import (
-    FORMAT_RETRIES,
     FORMATS,
     SAMPLING,
     ServerModel,
