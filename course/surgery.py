@@ -129,10 +129,12 @@ def merge(ours, theirs, names):
         place = max((places[key] + 1 for key in keys), default=0)
         merged += texts[done:place]
         done = max(done, place)
-        bound = names_bound(node) if isinstance(node, IMPORTS) else {getattr(node, "name", None)}
-        if text in places or (bound and bound <= our_names):
+        bound = {getattr(node, "name", None)}
+        if isinstance(node, IMPORTS):  # `import a.b` loads b, also where we have a
+            bound = {alias.asname or alias.name for alias in node.names}
+        if text in places or bound <= our_names:
             continue
-        if isinstance(node, FUNCTIONS):
+        if isinstance(node, FUNCTIONS) and not node.decorator_list:
             merged.append(text)
             continue
         merged += [keep, text, GIVE_BACK]
@@ -152,7 +154,10 @@ def imported_name(alias):
 
 
 def names_bound(node):
-    """The names that a top-level statement of any kind binds, by Python's own symbol table."""
+    """The names that a top-level statement of any kind binds, by Python's own symbol table. Those of
+    a demo are none: it does not run where a file is imported."""
+    if ast.unparse(node).startswith("if __name__ == '__main__':"):
+        return set()
     table = symtable.symtable(ast.unparse(node), "statement", "exec")
     return {
         symbol.get_name()

@@ -11,6 +11,7 @@ from surgery import transplant
 
 OURS = '''"""A module."""
 import math
+import wsgiref
 
 
 def one(x):
@@ -27,7 +28,8 @@ class Box:
 
 
 if __name__ == "__main__":
-    print(one(1))
+    found = one(1)
+    print(found)
 '''
 
 
@@ -92,6 +94,10 @@ def test_a_method_keeps_its_tabs_and_its_strings():
         # a name, and a local of that name
         ("def h(x):\n    return 2 * x\n\ndef one(x):\n    return h(sum(h for h in [x]))", 8),
         ('K = """a\n"""; L = 3\n\ndef one(x):\n    return x + L', 7),  # half a string on the line
+        # a name of our demo
+        ("def found(x):\n    return x + 2\n\ndef one(x):\n    return found(x)", 6),
+        # a part of a package that we have
+        ("import wsgiref.util\n\ndef one(x):\n    return len(wsgiref.util.__name__)", 12),
         ("N = 0\n\ndef one(x):\n    global N\n    N += 1\n    return N", 1),
         (
             "class H:\n    def f(self, x): return x + E\n\nE = 1\n\ndef "
@@ -135,7 +141,7 @@ STATEMENTS = {
     "Delete": "{name} = 3\nother = 4\ndel other",
     "Expr": "globals().update({name}=3)",
     "For": "for {name} in [3]: pass",
-    "FunctionDef": "@lambda f: 3\ndef {name}(): pass",
+    "FunctionDef": "@lambda f: globals().update({name}=3)\ndef f(): pass",
     "Global": "def f():\n    global {name}\n    {name} = 3\nf()",
     "If": "if True: {name} = 3",
     "Import": "import sys\nsys.modules['x3'] = 3\nimport x3 as {name}\ndel sys.modules['x3']",
