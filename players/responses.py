@@ -76,7 +76,7 @@ def read_body(text):
     try:
         body = parse_json(text.removeprefix("\ufeff"))
     except (ValueError, RecursionError):
-        if re.search(r"^data:|data: ?\[DONE\]\s*$", text, re.M):
+        if re.search(r"^\ufeff?data:|data: ?\[DONE\]\s*$", text, re.M):
             return 406, 'an event stream, though the request says "stream": false; switch it off'
         return 200, None
     choice = value_at(body, "choices", 0)

@@ -2,7 +2,7 @@
 in one line, types for numbers that have bounds, and the names of models.
 """
 
-from support.errors import WITH_A_MESSAGE, BadInput, explain
+from support.errors import WITH_A_MESSAGE, BadInput, explain, without_passwords
 from support.files import parse_json
 
 import argparse
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         """End the program with exit code 2."""
-        self.exit(2, f"{self.prog}: {message} (see --help)\n")
+        self.exit(2, without_passwords(f"{self.prog}: {message} (see --help)\n"))
 
     def run(self, work, argv):
         """Parse the flags and call work(args). Returns the exit code. A user's mistake is printed

@@ -121,6 +121,11 @@ def harmless(text):
     )
 
 
+def without_passwords(text):
+    """A text with *** in place of the names and passwords of its addresses."""
+    return re.sub(r"://\S*@", "://***@", text)
+
+
 # What ends a program with a message. Any other exception is a bug of ours, and keeps its traceback.
 WITH_A_MESSAGE = (RunError, OSError, KeyboardInterrupt)
 
@@ -130,9 +135,7 @@ def explain(error, out=None, rank=0, world=1, program="rlver.py"):
     WITH_A_MESSAGE; the message is "" if another rank prints it. out: the directory of rlver.py's
     run, or None before there is one; rank, world: this rank, and the number of ranks."""
     name = f"{program} (rank {rank})" if world > 1 else program
-    code, message = getattr(error, "exit_code", 2), f"{name}: {error}"
-    # the password of an address
-    message = re.sub(r"://[^\s'\"]*@", "://***@", message)
+    code, message = getattr(error, "exit_code", 2), without_passwords(f"{name}: {error}")
     if isinstance(error, KeyboardInterrupt):
         code, message = getattr(error, "exit_code", 130), "\nstopped"
     elif isinstance(error, SelfCheckFailed):

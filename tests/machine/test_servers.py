@@ -199,6 +199,7 @@ GLUED = json.dumps(completion("Hi.")).encode() + b"\n\ndata: [DONE]\n\n"
     [
         (200, STREAM, "an event stream"),
         (200, b": connected\n\nevent: message\n" + STREAM[:-14], "an event stream"),
+        (200, b"\xef\xbb\xbf" + STREAM[:-14], "an event stream"),
         (200, GLUED, "an event stream"),
         (200, GLUED.replace(b"\n", b""), "an event stream"),
         (200, {"error": {"code": 401, "message": "bad key"}}, "401 bad key"),

@@ -177,8 +177,9 @@ def test_a_directory_is_known_from_everywhere(tmp_path, monkeypatch):
         ("--simulator toy-weak --lang zh", "--lang zh: the scripted user of --simulator toy-weak"),
         ("--simulator openai:m@host/v1", "openai:m@host/v1: openai:MODEL@URL is needed"),
         ("--simulator openai:m@http://host:99999/v1", "openai:MODEL@URL is needed"),
-        # of a password, also one with an @, in whatever name
-        ("--simulator openai:m@http://me:SE/C@RET@host/v1", "openai:m@http://***@host/v1: "),
+        # of a password, also one with an @ or a ', in whatever name and flag
+        ("--simulator openai:m@http://me:S'E/C@RET@host/v1", "openai:m@http://***@host/v1: "),
+        ("--simulater openai:m@http://me:SECRET@host/v1", "openai:m@http://***@host/v1"),
         ("--simulator http://me:SECRET@host/v1", "--simulator http://***@host/v1: unknown"),
         ("--model https://me:SECRET@host/m", "https://***@host/m"),
         ("--simulator local:nowhere", "local:nowhere"),
