@@ -567,8 +567,8 @@ def test_marks_of_a_template_in_a_policys_reply_are_told(text, mark, tmp_path, c
 
 
 def test_a_plain_reply_is_no_mark(capsys):
-    """Hearts and stars, comparisons, tags of HTML, stage directions, and marks that are quoted."""
-    plain = """I <3 you. *hugs* **Really**, a < b, b > a, a <| b |> c, x<y>z.
+    """Hearts, stars and faces, comparisons, tags of HTML, stage directions, and marks that are quoted."""
+    plain = """I <3 you. *hugs* **Really**, a < b, b > a, a <| b |> c, x<y>z <|-_-|>
 [sic] [THINKING ABOUT IT] [YOUR NAME] <sigh> <b>bold</b>, <s>bad</s> good, see <https://a.b/c>.
 `</s>`, ``<|im_end|>`` and "<thinking>" or '<|eot_id|>' are marks; "it wrote [THINK] first" he said.
 “A <seed:think> tag”, «<channel|>», 「[INST]」 and <code><|end|></code> are quoted as well.
