@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import trange
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModel, AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
 from emotion import clamp_change, emotion_level, move_emotion
 from toy import world
@@ -164,7 +164,7 @@ class Policy:
 
     def __init__(self, name, think, system):
         self.model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).to(DEVICE)
-        self.tokenizer, self.think = AutoTokenizer.from_pretrained(name), think
+        self.tokenizer, self.think = PreTrainedTokenizerFast.from_pretrained(name), think
         self.system = system  # the messages in front of every dialogue, one or none
         stops = self.model.generation_config.eos_token_id  # one id, or a list
         self.stops = np.ravel(stops)

@@ -19,6 +19,7 @@ import policy as packed
 import ppo
 from agents import LINES
 from answering import LIN, Model, coded, feeling, saying, simulator_of
+from conftest import QWEN_WORDS, make_tiny_model, make_tiny_tokenizer
 from people import load_profiles
 from rollout import Agent, Episode, Turn
 from simulator import User
@@ -259,6 +260,17 @@ def test_the_one_difference(warm, tiny_dir):
         assert found[: len(first)] == first == seen_by(batch, 0, 1)
         assert found[len(first) : len(first) + len(reply)] == reply
     assert d.rows[0][1] == sampled == batch.ids[0][batch.turn[0] == 1].tolist()
+
+
+def test_its_tokens_are_those_of_tokenizer_json(tmp_path):
+    """AutoTokenizer takes another class, with a split into words of its own, for many models."""
+    tokenizer = make_tiny_tokenizer(["203"], QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|"))
+    for part in (make_tiny_model(tokenizer), tokenizer):
+        part.save_pretrained(tmp_path)
+    d = nano.Dialogue({}, 0)
+    nano.say(d, {"response": "It was in 2031."})
+    prompt = nano.Policy(tmp_path, False, []).prompt(d)
+    assert prompt == ChatFormat(tokenizer).first_prompt("It was in 2031.")
 
 
 def test_the_user_is_asked_the_same_questions():
