@@ -141,9 +141,13 @@ def read_by(kind, directory, **options):
 # The files of a model that are read: in each line those of the first pattern that fits any.
 WHAT_IS_READ = (
     "*config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "tokenizer.json vocab.json tokenizer.model",
+    "tokenizer.json merges.txt",
     "model.safetensors model-*.safetensors *.bin",
+    "model.safetensors *.index.json",
 )
 
 

@@ -266,6 +266,10 @@ POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'4d' * 32}\n
         "tokenizer.model",
         "config.json",
         "generation_config.json",  # its stop tokens would be missing, without a word
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "merges.txt",
+        "model.safetensors.index.json",
         "chat_template.jinja",
     ],
 )
@@ -275,8 +279,11 @@ def test_a_pointer_of_git_lfs_is_named(name, tiny_dir, tmp_path):
     for unread in ("consolidated.safetensors", "a.gguf", "tokenizer.model", "pytorch_model.bin"):
         (path / unread).write_text(POINTER)
     assert load_model(path)  # these are not read
-    if name == "tokenizer.model":
+    if name in ("tokenizer.model", "merges.txt"):
         (path / "tokenizer.json").unlink()
+        (path / "tokenizer.model").unlink()
+    elif name.endswith("index.json"):
+        (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
     elif name.endswith((".bin", "2.safetensors")):
         (path / "model.safetensors").unlink()
     (path / name).write_text(POINTER)
