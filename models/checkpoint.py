@@ -10,7 +10,8 @@ A run goes on from it with any number of ranks: `Models.__init__` (models/build.
 Names, settings, counters and which checkpoints stay are support/rundir.py's.
 """
 
-from models.loading import load_tensors, load_tokenizer, stop_ids, write_model
+from models.loading import load_tensors, load_tokenizer, reads_alike, stop_ids, write_model
+from support.command_line import print_folded
 from support.errors import CannotWrite
 from support.ranks import full_tensor, iter_full_weights, rank
 
@@ -64,7 +65,7 @@ def write(models, directory, weights, tensors):
 
 def write_trial(models, directory):
     """Write a checkpoint with one small tensor, and read the rest back, to see whether a resume will
-    find the same model. Raises CannotWrite if it will not."""
+    find the same model. Raises CannotWrite if it will not; warns if other programs will not."""
     write(models, directory, {"small": torch.zeros(1)}, {"adapters": {}})
     load_tensors(directory / "trainer.pt")
     chat = copy.copy(models.chat)
@@ -72,6 +73,12 @@ def write_trial(models, directory):
     chat.check_pieces()
     if {chat.stop_id, *stop_ids(directory)} != chat.stop_ids:
         raise CannotWrite("read back, it has other stop tokens")
+    if not reads_alike(directory, chat.tokenizer):
+        print_folded(
+            "warning: AutoTokenizer, and so other programs and servers, will read this run's "
+            "checkpoints with other tokens than their tokenizer.json has; PreTrainedTokenizerFast "
+            "reads them rightly"
+        )
 
 
 def checkpoint_bytes(models):

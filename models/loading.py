@@ -123,6 +123,17 @@ def load_tokenizer(directory):
     return tokenizer
 
 
+def reads_alike(directory, tokenizer):
+    """Does AutoTokenizer, which other programs take, find the same tokens in a directory? (For a Qwen2
+    it builds Qwen's own split into words, whatever class and split the files name.)"""
+    from transformers import AutoTokenizer
+
+    text = "In 2031 we didn't.\n\n\n  Na\u00efve! \u4f60\u597d"
+    with suppress(Exception):  # that class may not take such a file at all
+        return read_by(AutoTokenizer, directory).encode(text) == tokenizer.encode(text)
+    return False
+
+
 def read_by(kind, directory, **options):
     """What a class of transformers reads from a directory, whose own code is never run. (By default
     transformers asks on standard input whether it may run it.)"""

@@ -176,6 +176,7 @@ def test_transformers_4_finds_its_keys(kind, more, tiny_tokenizer, tmp_path):
     assert read.extra_special_tokens == ["<|im_start|>"]
 
 
+THREE_DIGITS = QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 CLASSES = [
     "PreTrainedTokenizerFast",
     "LlamaTokenizerFast",
@@ -192,8 +193,7 @@ def test_the_tokens_are_those_of_tokenizer_json(name, tmp_path):
     """Whatever class tokenizer_config.json names: transformers builds that class from the
     vocabulary, with the class's own split into words. Of R1-Distill-Llama the policy read
     "Mysisterforgot", and was scored. From a checkpoint anybody reads the file's tokens, too."""
-    split = QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
-    tokenizer = make_tiny_tokenizer(["203", ".\n"], split)
+    tokenizer = make_tiny_tokenizer(["203", ".\n"], THREE_DIGITS)
     config = AutoConfig.for_model("llama", vocab_size=len(tokenizer), **SIZES)
     for part in (AutoModelForCausalLM.from_config(config), tokenizer):
         part.save_pretrained(tmp_path)
@@ -209,6 +209,17 @@ def test_the_tokens_are_those_of_tokenizer_json(name, tmp_path):
         assert found.chat_template == tokenizer.chat_template
         named = found.eos_token_id, found.pad_token_id
         assert named == (name and (tokenizer.eos_token_id, tokenizer.pad_token_id) or (None, None))
+
+
+@pytest.mark.parametrize("split, warnings", [(QWEN_WORDS, 0), (THREE_DIGITS, 1)])
+def test_what_others_read_otherwise_is_one_warning(split, warnings, tmp_path, capfd):
+    """For a Qwen2 AutoTokenizer takes Qwen's own split, whatever class and split a checkpoint names:
+    behind a server the policy would read other tokens than it was trained on, without a word."""
+    tokenizer = make_tiny_tokenizer(["203", ".\n"], split)
+    for part in (make_tiny_model(tokenizer), tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    assert go(tmp_path / "model", tmp_path / "out", "--steps", 0) == 0
+    assert capfd.readouterr().out.count("warning: AutoTokenizer") == warnings
 
 
 # -------------------------------------------------------------------------------- what is refused
