@@ -156,6 +156,7 @@ def set_up(run):
 
     # The state of the run.
     run.restore(checkpoint, heldout, digests_of_texts(models, simulator) | digests)
+    ranks.on_first_rank(run.begin_logs)
     if run.first:
         step, n_ranks = run.state["step"], ranks.world_size()
         print_head(cfg, run.path, len(profiles), len(heldout), n_ranks, step)
@@ -255,7 +256,11 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
 
     # Gather, and log what was dropped on any rank.
     all_dropped = ranks.all_gather_list(dropped)
-    counts = run.log_dropped(kind, step, all_dropped, n_dialogues, partial(save, run, models))
+    if len(all_dropped) > errors.MAX_LOST * n_dialogues:
+        # The run will end. It saves first: a resume cuts dropped.jsonl to its length at the
+        # checkpoint, and rows logged before the save would be logged again by the repeated step.
+        save(run, models)
+    counts = ranks.on_first_rank(run.log_dropped, kind, step, all_dropped, n_dialogues)
     all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
     all_episodes.sort(key=attrgetter("number"))
     return episodes, all_episodes, counts

@@ -54,7 +54,8 @@ class RunDir:
     """The directory of one run: its files, its messages, and what is open while the run lasts.
     Every rank has such an object, but only the first one writes and prints (each logs its own calls
     to the user's model). What it does alone is called by ranks.on_first_rank, so that all ranks end
-    if it fails: take_lock, try_to_save, log_step, log_evaluation, save, finish.
+    if it fails: take_lock, try_to_save, begin_logs, log_dropped, log_step, log_evaluation, save,
+    finish.
 
     path, cfg      the directory; Settings
     runner         the asyncio.Runner in which all dialogues are held
@@ -63,7 +64,7 @@ class RunDir:
     state          what a checkpoint keeps of the run; it and the next one exist from `restore` on
     heldout        the profiles of the held-out users
     drawn          when the report was drawn last
-    rows           the lines of metrics, from `restore` on
+    rows           the lines of metrics, from `begin_logs` on, on the first rank
     start_time     when the run would have begun without interruptions, from `restore` on
     stop           the StopSignal
     start_file     holds a few dialogues of the starting policy, to measure the KL from it
@@ -104,9 +105,8 @@ class RunDir:
 
     def restore(self, checkpoint, heldout, digests):
         """Read the state of the `checkpoint` (its weights are read by `Models`), or begin with a new
-        one; cut off what was logged after it, because it will be done again; write config.json and
-        heldout.json. The directory is made on every rank. digests: of what decides a dialogue and
-        stands in no setting (WARNINGS)."""
+        one; make the directory. digests: of what decides a dialogue and stands in no setting
+        (WARNINGS)."""
         state = {  # of a run that has done nothing yet
             "step": -1,  # the last step that is done; 0 is the evaluation before training
             "evaluations": [],
@@ -131,19 +131,22 @@ class RunDir:
         self.state, self.saved_step, self.heldout = state, state["step"], heldout
         self.start_time = STARTED - state["seconds"]["total"]
         self.path.mkdir(parents=True, exist_ok=True)  # each rank logs its own calls there
-        if self.first:
-            for name, size in state["log_bytes"].items():
-                path = self.path / name
-                if size_of(path) > size:
-                    os.truncate(path, size)
-                elif size_of(path) < size:  # it was copied only in part, or the power failed
-                    self.tell(f"warning: {path}: lines of the steps up to {state['step']} are lost")
-                    path.touch()
-                    cut_unfinished_line(path)  # else the next line would be a part of it
-            write_json(self.path / "config.json", vars(self.cfg))
-            (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
-            # an evaluation reads from it which users the run was not trained on
-            write_json(self.path / "heldout.json", heldout_in_files(heldout))
+
+    def begin_logs(self):
+        """Cut off what was logged after the checkpoint, because it will be done again; write
+        config.json and heldout.json."""
+        for name, size in self.state["log_bytes"].items():
+            path = self.path / name
+            if size_of(path) > size:
+                os.truncate(path, size)
+            elif size_of(path) < size:  # it was copied only in part, or the power failed
+                self.tell(f"warning: {path}: lines of the steps up to {self.saved_step} are lost")
+                path.touch()
+                cut_unfinished_line(path)  # else the next line would be a part of it
+        write_json(self.path / "config.json", vars(self.cfg))
+        (self.path / "summary.json").unlink(missing_ok=True)  # a run that was over goes on
+        # an evaluation reads from it which users the run was not trained on
+        write_json(self.path / "heldout.json", heldout_in_files(self.heldout))
         self.rows = metrics_of(self.path)
 
     def finish(self):
@@ -206,19 +209,14 @@ class RunDir:
             score = f"held-out score {scores['score']:.1f} ({scale_of_run(vars(self.cfg))})"
             self.tell(f"step {step}: {score}")
 
-    def log_dropped(self, kind, step, rows, n_dialogues, save):
+    def log_dropped(self, kind, step, rows, n_dialogues):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
         Returns {"dropped": their number, "unreadable": how many of them had unreadable answers of
         the user, "tokens_dropped": the tokens that were sampled for them}. Raises TooManyLost if
-        they are more than a fifth of `n_dialogues`, after save(), which writes a checkpoint."""
-        too_many = len(rows) > MAX_LOST * n_dialogues
-        if too_many:
-            # First: a resume cuts dropped.jsonl to its length at the checkpoint. Rows logged before
-            # the save would survive the cut, and the repeated step would log them again.
-            save()
+        they are more than a fifth of `n_dialogues`."""
         for row in rows:
             self.append("dropped.jsonl", {"step": step, "kind": kind, **row})
-        if too_many:
+        if len(rows) > MAX_LOST * n_dialogues:
             raise TooManyLost(
                 f"{len(rows)} of {n_dialogues} dialogues are lost, the first because of: "
                 f"{rows[0]['reason']} (dropped.jsonl holds what was said in them)"

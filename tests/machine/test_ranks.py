@@ -222,6 +222,8 @@ def failing(*flags):
     [
         ("write", 1, "/.trial-"),
         ("write", 2, "checkpoint-000001 could not be written ([Errno 28] No space left on device)"),
+        ("begin_logs", 1, "rlver.py (rank 0): [Errno 28] No space left on device"),
+        ("log_dropped", 1, "rlver.py (rank 0): [Errno 28] No space left on device"),
         ("append", 8, "rlver.py (rank 0): [Errno 28] No space left on device"),  # a line of step 1
         ("take_lock", 0, "another process is at work there"),  # held by this one
     ],
@@ -245,13 +247,13 @@ def test_what_the_first_rank_cannot_do_ends_all(name, number, told, tmp_path):
 
 
 def full(name, number, *flags):
-    from models.build import Models
+    from models import checkpoint
     from support.ranks import leave_ranks, rank
     from support.rundir import RunDir
 
     import rlver
 
-    place = Models if name == "write" else RunDir
+    place = checkpoint if name == "write" else RunDir
     function, calls = getattr(place, name), itertools.count(1)
 
     def fails(*args, **more):

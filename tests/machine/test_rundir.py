@@ -389,6 +389,7 @@ def test_a_log_that_lost_its_end_is_not_filled_up(tmp_path):
         old = {**run.state, "step": 1, "log_bytes": {"metrics.jsonl": known}}
         write_json(checkpoint / "state.json", old)
         run.restore(checkpoint, [], {})
+        run.begin_logs()
         assert log.read_bytes() == line[:left]
     run.close()
 
@@ -398,6 +399,7 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
     and what was said before was said again."""
     run = run_in(tmp_path / "out")
     run.restore(None, [], {})
+    run.begin_logs()
     for step in (1, 2):
         sampled = {"tokens_trained": 9, "tokens_sampled": 8, "tokens_dropped": 0}
         run.log_step([], {"step": step, "zero_std_groups": 1, **sampled})
@@ -407,6 +409,7 @@ def test_a_resumed_run_counts_the_steps_before_it_and_warns_once(tmp_path, capsy
     run.close()
     again = run_in(tmp_path / "out")
     again.restore(again.open(), [], {})
+    again.begin_logs()
     again.log_step([], {"step": 3, "zero_std_groups": 1})
     again.close()
     said = capsys.readouterr().out
@@ -676,7 +679,7 @@ def test_the_trial_is_read_back(name, told, tiny_dir, tmp_path, capfd, monkeypat
         write(directory, *args)
         (directory / name).unlink()
 
-    monkeypatch.setattr("models.build.write_model", write_less)
+    monkeypatch.setattr("models.checkpoint.write_model", write_less)
     two = shutil.copytree(tiny_dir, tmp_path / "model") / "generation_config.json"
     two.write_text('{"eos_token_id": [0, 1, 2]}')
     line = output_of(capfd, 1, rlver.main, "--model", two.parent, *SMALL, "--out", out)

@@ -1,7 +1,7 @@
 """A signal loses no step (support/stopping.py). It comes at six moments of a run to the
 only process, at four to one of two ranks, and what goes on is the run that was let alone."""
 
-from models.build import Models
+from models import checkpoint
 from support import errors, report, rundir
 
 import itertools
@@ -26,7 +26,7 @@ from several_ranks import torchrun
 # step 3, 21-24 of step 4.
 MOMENTS = {
     "in the evaluation before": (rlver, "Agent", 2, None),
-    "in a save": (Models, "write", 2, 2),  # the first one is the trial
+    "in a save": (checkpoint, "write", 2, 2),  # the first one is the trial
     "between two mini-batches": (ppo, "clip_gradient", 5, 3),
     "between the two logs": (rundir.RunDir, "append", 19, 3),
     "in an evaluation": (rlver, "Agent", 18, 3),
@@ -167,7 +167,7 @@ def main(moment, *flags):
     """What each rank does in the test above."""
     with in_moods() as patch:
         # only the first rank writes
-        first = MOMENTS.get(moment, [None])[0] is Models
+        first = MOMENTS.get(moment, [None])[0] is checkpoint
         if moment in MOMENTS and (os.environ["RANK"] == "0") == first:
             signal_at(moment, patch, [signal.SIGTERM], ranks=2)
         rlver.ranks.leave_ranks(rlver.main(list(flags)))
