@@ -4,6 +4,7 @@
 leaves out all that a judge must not see: thoughts, and malformed replies, which were never sent.
 """
 
+from players.heldout import profiles_in
 from support.errors import BadInput
 from support.files import read_json
 from support.results import same_users
@@ -40,7 +41,10 @@ def load_dialogues(path):
     """The Dialogues of a file, in its order. Raises BadInput."""
     out = Path(path).parent
     config = read_json(out / "config.json")
-    profiles = {profile.id: profile for profile in profiles_of_log(config.get("profiles"))}
+    profiles = profiles_of_log(config.get("profiles"))
+    # those held out as the run has kept them: its files may have been edited since
+    profiles += profiles_in(read_json(out / "heldout.json"))
+    profiles = {profile.id: profile for profile in profiles}
     # the state of a run says by which prompts the users of its log were played
     [state] = [read_json(newest / "state.json") for newest in checkpoints(out)[-1:]] or [{}]
     dialogues = []

@@ -5,6 +5,7 @@ gone on with, a run that goes on warns."""
 from players.users import digests_of_texts, make_simulator
 from support import answers
 from support.files import read_json, write_json
+from support.rundir import heldout_in_files
 
 import shutil
 
@@ -101,16 +102,40 @@ def test_a_result_keeps_the_first_line_of_its_own_user(tmp_path, capfd):
     assert "6 of 6 ids" in refuse(capfd, "--compare", *results, main=evaluate.main)
 
 
-def test_users_under_two_prompts_do_not_compare(prompts, tmp_path, capfd):
+@pytest.mark.usefixtures("fresh_tools")
+def test_a_log_has_the_people_whom_its_run_held_out(tmp_path, capfd):
+    """Two runs, between which their file was edited: both logs had the people who are in it now, and
+    strangers were a pair."""
+    turn = {"reply": "I am here.", "user": None, "emotion": 40, "change": 0, "analysis": "{}"}
+    path = write(tmp_path / "people.jsonl", *PEOPLE)
+    first, other, equal = logs = [tmp_path / name / "dialogues.jsonl" for name in "abc"]
+    for log in logs:
+        log.parent.mkdir()
+        people = [{**row, "player": "Ann"} for row in PEOPLE] if log is other else PEOPLE
+        kept = heldout_in_files([Profile(**row) for row in people])
+        write_json(log.parent / "config.json", {"profiles": [str(path)], "simulator": "toy"})
+        write_json(log.parent / "heldout.json", kept)
+        said = {"first_line": "Hi.", "turns": [turn], "ended": "turn_limit", "reward": 0.4}
+        write(log, *[{"profile_id": row["id"], **said} for row in people])
+    flags = ["capabilities", "--json", tmp_path / "scores.json"]
+    assert "6 of 6 ids" in output_of(capfd, 2, judge.main, *flags, first, other)
+    output_of(capfd, 0, judge.main, *flags, first, equal)
+    assert read_json(tmp_path / "scores.json")["paired"]["ED"][3] == 6
+
+
+def test_users_under_two_prompts_do_not_compare(prompts, tiny_dir, tmp_path, capfd):
     """A sentence of the user's prompt was edited between two evaluations. An edit in another
     language, or of the policy's prompt, is no other user; nor is another policy."""
     results = [evaluated(tmp_path / "0.jsonl", "--limit", 3)]
     for name in ("zh/vanilla/emotion.txt", "en/policy_direct.txt", "en/challenging/emotion.txt"):
         prompts(name)
-    thinking = evaluated(tmp_path / "1.jsonl", "--limit", 3, "--think")
-    silent(capfd, 0, evaluate.main, "--compare", *results, thinking)
-    for k, name in enumerate(("vanilla/emotion.txt", "vanilla/reply.txt", "complaint.txt"), 2):
-        prompts(f"en/{name}")
+    for k, policy in enumerate(("toy", tiny_dir)):  # the toy has no prompt of its own
+        flags = ["--limit", 3, "--think", "--policy", policy]
+        thinking = evaluated(tmp_path / f"thinking-{k}.jsonl", *flags)
+        silent(capfd, 0, evaluate.main, "--compare", *results, thinking)
+    names = "vanilla/emotion vanilla/reply vanilla/purpose_eq complaint".split()
+    for k, name in enumerate(names, 1):
+        prompts(f"en/{name}.txt")
         results.append(evaluated(tmp_path / f"{k}.jsonl", "--limit", 3))
         for main, more in ((evaluate.main, ["--compare"]), (blind.main, ["--out", tmp_path / "s"])):
             told = refuse(capfd, *more, *results[-2:], main=main)
