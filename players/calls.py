@@ -71,8 +71,9 @@ class Caller:
         """model: any `async def model(prompt, schema)`, see the top of this file."""
         self.model = model
         self.name = getattr(model, "name", "")
-        self.served = getattr(model, "served", None)  # of a ServerModel: who has answered so far
         self.log = log or CallLog()
+        if hasattr(model, "served"):  # a ServerModel's: who has answered, before a resume, too
+            model.served = self.log.served.setdefault(self.name, model.served)
         self.clock = clock or Clock()
         self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
 
@@ -116,7 +117,7 @@ class Caller:
         if isinstance(answer, str):
             answer = Answer(answer)
         if self.log.path:
-            self.log.write(key, answer, time.perf_counter() - start, self.served)
+            self.log.write(key, answer, time.perf_counter() - start, self.name)
         return answer
 
     async def ask_model(self, prompt, schema):
@@ -132,6 +133,8 @@ class CallLog:
 
     path: Path = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Caller.key
+    # {name of a model on a server: the names of those that have answered for it so far}
+    served: dict = field(default_factory=dict)
     tasks: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
     # Rows to append. A new run has no directory before its models are loaded, and a reader is asked
     # earlier: a run that cannot begin must leave nothing.
@@ -145,12 +148,18 @@ class CallLog:
             match row:  # whatever is not of this form is damaged
                 case {"key": str(key), "answer": str(answer)}:
                     self.answers.setdefault(key, answer)
+            match row:
+                case {"asked": str(asked), "served": [*names]}:
+                    known = self.served.setdefault(asked, [])
+                    known += [name for name in names if name not in known]
 
-    def write(self, key, answer, seconds, served=None):
-        """Append an Answer. served: the names of the models that have answered so far."""
+    def write(self, key, answer, seconds, asked=""):
+        """Append an Answer. asked: the name of the model that was asked for it."""
         self.answers[key] = answer.text
         row = {"key": key, "answer": answer.text, "seconds": round(seconds, 4)}
-        row |= {"tokens": answer.tokens} | ({"served": [*served]} if served else {})
+        row |= {"tokens": answer.tokens}
+        if names := self.served.get(asked):
+            row |= {"asked": asked, "served": [*names]}
         self.rows.append(row)
         while self.rows and self.path.parent.exists():
             append_line(self.path, self.rows.pop(0))

@@ -251,6 +251,7 @@ def load_both_sides(args, name):
         "lang": chosen.lang,
         "difficulty": chosen.difficulty,
         "reader": chosen.reader and user_label(chosen.reader),
+        "reader_template_args": chosen.reader and chosen.reader_template_args,
         **{key: getattr(args, key) for key in keys},
         "users": files.digest([vars(profile) for profile in profiles]),
         "held_out": held_out,

@@ -202,7 +202,7 @@ DIGESTS = {
     "policy_prompt": "the text of the policy's prompt:",
 }
 # The settings that must be equal where scores are compared, and those of the policy's replies.
-CONDITIONS = ("simulator", "reader", "difficulty", "lang", "start", "max_turns", "world")
+CONDITIONS = "simulator reader difficulty lang start max_turns world simulator_temperature".split()
 POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context")
 
 
@@ -228,11 +228,15 @@ def finished_users(path, settings):
             head = file.read(7)
     if not b'{"id": '.startswith(head):  # as `line_of_result` begins
         raise BadInput(f"{path}: holds no results; choose another --out")
-    # None: no line is there, or half a line
-    _, line, _ = next(read_jsonl(path), (1, None, ""))
-    others = differences(line.get("rlver", {}) if line else settings, settings)
-    if others:
-        raise BadInput(f"{path}: holds other results ({others}); move it, or use another --out")
+    # All lines: the first ones may be of an earlier version, without digests.
+    for _, line, _ in read_jsonl(path):
+        made_by = line.get("rlver", {}) if line else settings  # None: half a line
+        if others := differences(made_by, settings):
+            raise BadInput(f"{path}: holds other results ({others}); move it, or use another --out")
+        # who answered there counts, so that another name is a second one
+        for side, names in settings.get("served", {}).items():
+            of_line = made_by.get("served", {}).get(side, ())
+            names += [name for name in of_line if name not in names]
     cut_unfinished_line(path)
     return {result["profile_id"] for result in read_results(path)} if size_of(path) else set()
 

@@ -1,6 +1,6 @@
 """Result files: what they hold, their scores, and comparisons of them."""
 
-from players.policies import find_weights, newest_run, settings_of_talk
+from players.policies import find_weights, load_both_sides, newest_run, settings_of_talk
 from support.errors import BadInput
 from support.files import read_json
 from support.needs import need_of
@@ -99,7 +99,7 @@ def test_a_line_that_is_no_result_is_named(bad, told, tmp_path, capfd):
 def test_simulators_are_not_mixed(tmp_path):
     """The same dialogues shift by 20 points with another model behind the users: an average over
     two is a number about nothing. Nor are rules of the game."""
-    for other in (dict(simulator="deepseek"), dict(max_turns=8)):
+    for other in (dict(simulator="deepseek"), dict(simulator_temperature=1.0), dict(max_turns=8)):
         path = write(tmp_path / "r.jsonl", our_line(0, [50]), our_line(1, [70], **other))
         ((key, value),) = other.items()
         with pytest.raises(BadInput, match=f"2 simulators or settings .*{key} {value}"):
@@ -108,7 +108,7 @@ def test_simulators_are_not_mixed(tmp_path):
         assert result["score"] == 60
         if key == "simulator":  # all of them are named
             assert result["simulator"].endswith("; deepseek") and value in result["by_whom"]
-        else:
+        elif key == "max_turns":
             assert "8 replies" in result["scale"] and "10 replies" in result["scale"]
 
 
@@ -244,6 +244,14 @@ def test_who_decides_a_flag_or_the_run():
     assert {*deciders(flags, {}).values()} == {"flag"} and deciders(flags, {}).keys() == both.keys()
     assert {*deciders({}, run).values()} == {"run"} and deciders({}, run).keys() == both.keys()
     assert both.keys() - deciders({"simulator": "toy"}, run).keys() == {"simulator", "reader"}
+
+
+def test_a_readers_template_args_are_kept(half):
+    """A run's policy has its own. A file was gone on with whose reader had been asked otherwise."""
+    flags = '--reader openai:m@http://127.0.0.1:9/v1 --template-args {"a":1}'.split()
+    for given, of_reader in ((flags, {"a": 1}), (flags[:2], None), ([], None)):
+        *_, found = load_both_sides(evaluate.make_parser().parse_args(given), str(half))
+        assert (found["template_args"], found["reader_template_args"]) == (None, of_reader)
 
 
 def test_the_newest_run_is_the_one_that_ended_last(tmp_path, monkeypatch):

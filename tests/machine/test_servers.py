@@ -52,6 +52,7 @@ from server import (
     toy_people,
 )
 from simulator import REPLY_SCHEMA, Simulator, User
+from tools.asking import open_call_log
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -619,7 +620,28 @@ def test_the_names_of_the_models_that_answered_are_kept(side, second, tiny_dir, 
         assert first[side][:1] == found[:1] and last == {side: found}
         assert told.count("warning") == (second == "small") == ("now as 'small'" in told)
         output_of(capfd, 0, evaluate.main, *flags, 5)
-    assert rows(out)[-1]["rlver"]["served"] == {side: found[-1:]}
+    assert rows(out)[-1]["rlver"]["served"] == {side: found}
+
+
+@pytest.mark.parametrize("is_read_first", [False, True])  # a run's log; a judge's
+def test_a_second_name_after_a_pause(is_read_first, tmp_path, capfd):
+    """An alias was served by another version when an evaluation, or a run, went on, and nobody said
+    so. It is told once; who is still the same is no news."""
+    path, out = tmp_path / "calls.jsonl", tmp_path / "r.jsonl"
+    path.touch()
+    for n, (name, news) in enumerate([("old", 0), ("old", 0), ("new", 1), ("old", 0)], 1):
+        with always(completion("I am here.") | {"model": name}) as server:
+            log = open_call_log(path) if is_read_first else CallLog(path)
+            caller = user_at(server, log=log).simulator.caller
+            log.read(path)
+            asyncio.run(caller.call("Hello.", REPLY_SCHEMA, str(n)))
+            assert capfd.readouterr().err.count("now as 'new'") == news
+            flags = ["--policy", f"openai:m@{server.url}", "--max-turns", 1, "--out", out]
+            told = output_of(capfd, 0, evaluate.main, *flags, "--limit", n)
+            assert told.count("now as 'new'") == news
+    names = [row["served"] for row in rows(path)]
+    assert names == [["old"], ["old"], ["old", "new"], ["old", "new"]]
+    assert names == [row["rlver"]["served"]["policy"] for row in rows(out)]
 
 
 @pytest.mark.parametrize("name", ["big-2024-08", None])

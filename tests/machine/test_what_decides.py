@@ -159,20 +159,29 @@ def test_what_an_earlier_version_did_not_write(tmp_path, capfd):
 # -------------------------------------------------------------------------- what is gone on with
 
 
-def test_a_result_file_is_not_gone_on_with_under_another_prompt(prompts, tmp_path, capfd):
-    """It mixed users of both. A policy behind a server has its prompt from the same files."""
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_result_file_is_not_gone_on_with_under_another_prompt(is_old, prompts, tmp_path, capfd):
+    """It mixed users of both. A policy behind a server has its prompt from the same files. is_old:
+    an earlier version began the file, so its first line does not say by which prompts; dialogues
+    were held under a third one, before that was refused."""
     with Loopback(reply=lambda request: (200, {}, completion("I am here."))) as server:
         cases = {"toy": "en/vanilla/reply.txt", f"openai:toy@{server.url}": "en/policy_direct.txt"}
         for k, (policy, name) in enumerate(cases.items()):
-            flags = ["--policy", policy, *SHORT, "--out", tmp_path / f"{k}.jsonl", "--limit"]
+            path = tmp_path / f"{k}.jsonl"
+            flags = ["--policy", policy, *SHORT, "--out", path, "--limit"]
             silent(capfd, 0, evaluate.main, *flags, 1)
+            if is_old:
+                (line,) = rows(path)
+                del line["rlver"]["user_prompts"]
+                line["rlver"].pop("policy_prompt", None)
+                write(path, line)
             prompts("zh/vanilla/reply.txt")
             silent(capfd, 0, evaluate.main, *flags, 2)
             prompts(name)
             side = "policy" if k else "user"
             told = refuse(capfd, *flags, 3, main=evaluate.main)
             assert f"the text of the {side}'s prompt" in told
-            assert len(rows(tmp_path / f"{k}.jsonl")) == 2
+            assert len(rows(path)) == 2
 
 
 @pytest.mark.slow
