@@ -238,6 +238,10 @@ def test_a_run_that_kept_only_ids(tiny_dir, tmp_path, capfd):
     assert all(row["rlver"]["held_out"] for row in rows(tmp_path / "r.jsonl"))
     told = refuse(capfd, "--resume", run, "--steps", 2)
     assert "the profiles have changed since the run began" in told
+    # so is that of a run with settings which are gone; its evaluation is not
+    write_json(run / "config.json", read_json(run / "config.json") | {"value_clip": 0.2})
+    assert "or of another version" in refuse(capfd, "--resume", run, "--steps", 2)
+    silent(capfd, 0, evaluate.main, *flags)
     write(path, *world.profiles("train", 7))
     assert "toy-train-0007" in refuse(capfd, *flags, main=evaluate.main)
     (run / "heldout.json").unlink()
