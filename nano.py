@@ -160,7 +160,7 @@ def padded(rows, side="right"):
 
 
 class Policy:
-    """pi_theta: a causal language model, which is loaded without dropout, and its tokenizer."""
+    """pi_theta: a causal language model, loaded without dropout, and what tokenizer.json holds."""
 
     def __init__(self, name, think, system):
         self.model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).to(DEVICE)

@@ -18,7 +18,7 @@ printing and pictures are in support/; a first reading can skip them.
 
 # models/, players/ and support/ come first: they set up what torch reads when it is imported.
 from models.build import Models
-from models.checkpoint import checkpoint_bytes, gather, write_trial
+from models.checkpoint import checkpoint_bytes, gather_checkpoint, write_trial
 from players.calls import CallLog
 from players.check import check, learn, print_bill
 from players.heldout import heldout_as_begun
@@ -222,7 +222,7 @@ def save(run, models):
     """Write a checkpoint of the last whole step, unless it has one. All ranks gather, the first one
     writes."""
     if run.saved_step < run.state["step"]:
-        ranks.on_first_rank(run.save, gather(models) if run.state["step"] else None)
+        ranks.on_first_rank(run.save, gather_checkpoint(models) if run.state["step"] else None)
         run.saved_step = run.state["step"]
         # it takes a second, as long as a step of the toy
         if run.saved_step > 0 and time.monotonic() - run.drawn > DRAW_EVERY:

@@ -129,8 +129,10 @@ def merge(ours, theirs, names):
         place = max((places[key] + 1 for key in keys), default=0)
         merged += texts[done:place]
         done = max(done, place)
+        # of a function or class, or of an import: `import a.b` loads b, also where we have a. Any
+        # other statement is new.
         bound = {getattr(node, "name", None)}
-        if isinstance(node, IMPORTS):  # `import a.b` loads b, also where we have a
+        if isinstance(node, IMPORTS):
             bound = {alias.asname or alias.name for alias in node.names}
         if text in places or bound <= our_names:
             continue

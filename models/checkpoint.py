@@ -21,7 +21,7 @@ from functools import partial
 import torch
 
 
-def gather(models):
+def gather_checkpoint(models):
     """Gather what a checkpoint holds of `models`. Returns write(directory), which writes it. In
     trainer.pt:
 
@@ -75,9 +75,9 @@ def write_trial(models, directory):
         raise CannotWrite("read back, it has other stop tokens")
     if not reads_alike(directory, chat.tokenizer):
         print_folded(
-            "warning: AutoTokenizer, and so other programs and servers, will read this run's "
-            "checkpoints with other tokens than their tokenizer.json has; PreTrainedTokenizerFast "
-            "reads them rightly"
+            "warning: AutoTokenizer of transformers 5, which servers use, reads this run's checkpoints "
+            "with other tokens than those of their tokenizer.json, or not at all; "
+            "PreTrainedTokenizerFast reads them rightly"
         )
 
 

@@ -49,7 +49,7 @@ class Answer:
 
 
 class AdaptiveModel:
-    """A model that finds out, while it is asked, how it has to be asked. Only `adopt` changes it
+    """A model that finds out, while it is asked, how it has to be asked. Only `adopt` changes that
     from outside. (A model may be any async function; then it finds out nothing.)"""
 
     FINDINGS = ()  # the attributes that it finds out
@@ -67,13 +67,16 @@ class Caller:
     """Asks a model: at most `concurrency` calls at once (None: any number), timed by `clock`, a
     Clock, and logged in `log`, a CallLog."""
 
+    side = "user"  # what the model is for; a reader may share its log
+
     def __init__(self, model, *, log=None, clock=None, concurrency=None):
         """model: any `async def model(prompt, schema)`, see the top of this file."""
         self.model = model
         self.name = getattr(model, "name", "")
         self.log = log or CallLog()
+        self.asked = f"{self.side} {self.name}"
         if hasattr(model, "served"):  # a ServerModel's: who has answered, before a resume, too
-            model.served = self.log.served.setdefault(self.name, model.served)
+            model.served = self.log.served.setdefault(self.asked, model.served)
         self.clock = clock or Clock()
         self.slots = asyncio.Semaphore(concurrency or sys.maxsize)
 
@@ -117,7 +120,7 @@ class Caller:
         if isinstance(answer, str):
             answer = Answer(answer)
         if self.log.path:
-            self.log.write(key, answer, time.perf_counter() - start, self.name)
+            self.log.write(key, answer, time.perf_counter() - start, self.asked)
         return answer
 
     async def ask_model(self, prompt, schema):
@@ -133,7 +136,7 @@ class CallLog:
 
     path: Path = None  # the file to append to
     answers: dict = field(default_factory=dict)  # {key: text}, see Caller.key
-    # {name of a model on a server: the names of those that have answered for it so far}
+    # {`Caller.asked`: the names of the models on a server that have answered so far}
     served: dict = field(default_factory=dict)
     tasks: dict = field(default_factory=dict)  # {key: the Task of a call that is under way}
     # Rows to append. A new run has no directory before its models are loaded, and a reader is asked
@@ -148,13 +151,13 @@ class CallLog:
             match row:  # whatever is not of this form is damaged
                 case {"key": str(key), "answer": str(answer)}:
                     self.answers.setdefault(key, answer)
-            match row:
+            match row:  # without "asked" an earlier version wrote it
                 case {"asked": str(asked), "served": [*names]}:
                     known = self.served.setdefault(asked, [])
                     known += [name for name in names if name not in known]
 
     def write(self, key, answer, seconds, asked=""):
-        """Append an Answer. asked: the name of the model that was asked for it."""
+        """Append an Answer. asked: `Caller.asked`."""
         self.answers[key] = answer.text
         row = {"key": key, "answer": answer.text, "seconds": round(seconds, 4)}
         row |= {"tokens": answer.tokens}

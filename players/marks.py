@@ -29,7 +29,7 @@ QUOTED = re.compile(
 # and </think> are read by rollout.read_reply.)
 MARKS = re.compile(
     r"""(?x)
-    <[|｜]/?(?![_.:-]+\W)[\w▁:.-]{2,}[|｜]?>               # <|im_end|>, <|channel>, <｜end▁of｜>; no face
+    <[|｜]/?(?![_.:-]+[|｜>])[\w▁:.-]{2,}[|｜]?>               # <|im_end|>, <|channel>, <｜end▁of｜>; no face
     | </?\w{2,}[|｜]>                                     # <channel|>
     | \[[|]\w{4,}[|]\]                                   # [|user|]
     | </?(?!think>)(?i:(?:\w+[:_])?                       # <thinking>, </seed:think>, but not <think>

@@ -69,7 +69,10 @@ def settings_of_talk(flags, run, is_toy=False):
         difficulty=decide("difficulty", flags, run, "vanilla"),
         # the run's reader belongs to the run's simulator
         reader=decide("reader", flags, {} if "simulator" in flags else run, None),
-        reader_template_args=decide("template_args", flags, run, None),
+        # a result has the reader's apart
+        reader_template_args=decide(
+            "reader_template_args", run, decide("template_args", flags, run, None)
+        ),
     )
 
 

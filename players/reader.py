@@ -114,6 +114,8 @@ class OddsCaller(Caller):
     """Asks a reader's model for the next token, one with `async likeliest(prompts, count)`. All
     questions about a reply are one call, and no schema is needed."""
 
+    side = "reader"
+
     def __init__(self, model, words, **shared):
         """words: a pair of WORDS. shared: a Caller's."""
         super().__init__(model, **shared)

@@ -73,10 +73,11 @@ def read_body(text):
         a web page, half an object, an unknown kind of content 200, None
 
     Content may be a list of parts. Reasoning is in a field with one of two names."""
+    text = text.removeprefix("\ufeff")
     try:
-        body = parse_json(text.removeprefix("\ufeff"))
+        body = parse_json(text)
     except (ValueError, RecursionError):
-        if re.search(r"^\ufeff?data:|data: ?\[DONE\]\s*$", text, re.M):
+        if re.search(r"^data:|data: ?\[DONE\]\s*$", text, re.M):
             return 406, 'an event stream, though the request says "stream": false; switch it off'
         return 200, None
     choice = value_at(body, "choices", 0)

@@ -1,7 +1,7 @@
 """players/server.py - a language model on a server that speaks OpenAI's protocol.
 
 From top to bottom: the model asks (`chat`); what is sent, and changed after a refusal; making a
-request. A response is read, and called a refusal or none, in players/responses.py.
+request. players/responses.py reads a response, and says whether it is a refusal.
 
 A failure is one of three exceptions (support/errors.py):
 
@@ -67,6 +67,7 @@ class ServerModel(AdaptiveModel):
         }
         # The names of the models that have answered. Another one than was asked for is usual: an
         # alias is served by a version. A second one is another model, and the results are mixed.
+        # (Those of the log stand first: a Caller puts its list here.)
         self.served = []
         # sums over all answers, as the server counts: of "answers", of tokens "read" and "written"
         self.usage = Counter()
@@ -212,12 +213,12 @@ class ServerModel(AdaptiveModel):
             return 503, f"{type(cause).__name__} {cause}", 0
         return read_response(response)
 
+    # ------------------------------------------------- what is sent, and changed after a refusal
+
     def parameters(self, max_tokens, options):
         """What is sent now beside the messages. options: of `chat`."""
         values = {self.limit: max_tokens, **self.always, **options, **self.replaced}
         return {name: value for name, value in values.items() if value is not None}
-
-    # ------------------------------------------------- what is changed after a refusal
 
     def adapt(self, words, parameters):
         """Change what is sent from now on, if `parameters` were refused in these words because of
@@ -261,12 +262,12 @@ class ServerModel(AdaptiveModel):
     # ------------------------------------------------------------------ what is noticed on the way
 
     def keep_name(self, name):
-        """Keep the name of the model that has answered. Print a warning at the second name."""
+        """Keep the name of the model that has answered. Print a warning at each but the first."""
         if name and name not in self.served:
             self.served.append(name)
-            if len(self.served) == 2:
+            if len(self.served) > 1:
                 tell(
-                    f"warning: {self.url}: asked for {self.name}, it answered as {self.served[0]!r}, and "
+                    f"warning: {self.url}: asked for {self.name}, it answered as {self.served[-2]!r}, and "
                     f"now as {name!r}: results of two models are mixed (their names are kept)"
                 )
 

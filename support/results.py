@@ -208,8 +208,9 @@ POLICY_SETTINGS = ("think", "policy_lang", "temperature", "max_tokens", "context
 
 def differences(made_by, settings):
     """How the settings of a result, `made_by`, differ from other `settings`, in words; "" if they
-    do not. A result of an earlier version passes where it lacks one of DIGESTS."""
-    made_by = {key: settings.get(key) for key in DIGESTS} | made_by
+    do not. A result of an earlier version passes where it lacks one of DIGESTS, or what a reader's
+    chat template was told."""
+    made_by = {key: settings.get(key) for key in (*DIGESTS, "reader_template_args")} | made_by
     return ", ".join(
         f"{DIGESTS.get(key, key)} {made_by.get(key)} there, {settings.get(key)} here"
         for key in {**settings, **made_by}
@@ -219,8 +220,9 @@ def differences(made_by, settings):
 
 def finished_users(path, settings):
     """The ids of the users whose dialogues the result file `path` holds. Half a line at its end is
-    cut off. Raises BadInput if they were made with other settings, or if the file holds no results;
-    then nothing is cut."""
+    cut off. Who has answered there ("served") is added to `settings`, so that another name will be a
+    second one. Raises BadInput if they were made with other settings, or if the file holds no
+    results; then nothing is cut."""
     # The first bytes. A pipe or a device cannot be read twice, so it is not read, and refused.
     head = b"no file"
     if path.is_file():
@@ -233,7 +235,6 @@ def finished_users(path, settings):
         made_by = line.get("rlver", {}) if line else settings  # None: half a line
         if others := differences(made_by, settings):
             raise BadInput(f"{path}: holds other results ({others}); move it, or use another --out")
-        # who answered there counts, so that another name is a second one
         for side, names in settings.get("served", {}).items():
             of_line = made_by.get("served", {}).get(side, ())
             names += [name for name in of_line if name not in names]

@@ -7,7 +7,7 @@ import json
 import re
 
 from people import Profile
-from simulator import Simulator, User
+from simulator import RETRIES, Simulator, User
 from toy.world import code_in
 
 CODE = "kqvt"  # of an answer that no prompt asked for, or in place of the prompt's code
@@ -56,7 +56,7 @@ class Model:
         return coded(prompt, answers.pop(0) if len(answers) > 1 else answers[0])
 
 
-def simulator_of(model, lang="en", difficulty="vanilla", retries=8, **shared):
+def simulator_of(model, lang="en", difficulty="vanilla", retries=RETRIES, **shared):
     """The Simulator over `model`, any async function. shared: arguments of Caller."""
     return Simulator(Caller(model, **shared), lang, difficulty, retries)
 

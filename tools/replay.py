@@ -115,6 +115,7 @@ def make_simulators(args, settings, log=None):
             level or settings.difficulty,
             temperature=args.simulator_temperature,
             reader=settings.reader,
+            template_args=settings.reader_template_args,
             log=log,
         )
         for level in args.difficulty or [None]

@@ -252,6 +252,9 @@ def test_a_readers_template_args_are_kept(half):
     for given, of_reader in ((flags, {"a": 1}), (flags[:2], None), ([], None)):
         *_, found = load_both_sides(evaluate.make_parser().parse_args(given), str(half))
         assert (found["template_args"], found["reader_template_args"]) == (None, of_reader)
+        if given:  # and tools.replay asks it so again
+            again = settings_of_talk({}, {"template_args": {"b": 2}} | found)
+            assert again.reader_template_args == of_reader
 
 
 def test_the_newest_run_is_the_one_that_ended_last(tmp_path, monkeypatch):

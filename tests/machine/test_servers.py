@@ -4,6 +4,7 @@ three days of dialogues will meet."""
 
 from players.calls import MAX_ANSWER_TOKENS, Answer, Caller, CallLog
 from players.check import check, print_bill
+from players.reader import Reader
 from players.responses import FORMAT_RETRIES, seconds_to_wait
 from players.server import (
     FORMATS,
@@ -626,21 +627,24 @@ def test_the_names_of_the_models_that_answered_are_kept(side, second, tiny_dir, 
 @pytest.mark.parametrize("is_read_first", [False, True])  # a run's log; a judge's
 def test_a_second_name_after_a_pause(is_read_first, tmp_path, capfd):
     """An alias was served by another version when an evaluation, or a run, went on, and nobody said
-    so. It is told once; who is still the same is no news."""
+    so. Each is told once; who is still the same is no news, nor is a reader of the same name."""
     path, out = tmp_path / "calls.jsonl", tmp_path / "r.jsonl"
     path.touch()
-    for n, (name, news) in enumerate([("old", 0), ("old", 0), ("new", 1), ("old", 0)], 1):
+    answered = [("old", 0), ("old", 0), ("new", 1), ("old", 0), ("third", 1)]
+    for n, (name, news) in enumerate(answered, 1):
         with always(completion("I am here.") | {"model": name}) as server:
             log = open_call_log(path) if is_read_first else CallLog(path)
             caller = user_at(server, log=log).simulator.caller
             log.read(path)
             asyncio.run(caller.call("Hello.", REPLY_SCHEMA, str(n)))
-            assert capfd.readouterr().err.count("now as 'new'") == news
+            Reader(ServerModel("scripted", server.url), log=log).caller.model.keep_name("another")
+            assert capfd.readouterr().err.count("and now as") == news
             flags = ["--policy", f"openai:m@{server.url}", "--max-turns", 1, "--out", out]
             told = output_of(capfd, 0, evaluate.main, *flags, "--limit", n)
-            assert told.count("now as 'new'") == news
+            assert told.count("and now as") == news
     names = [row["served"] for row in rows(path)]
-    assert names == [["old"], ["old"], ["old", "new"], ["old", "new"]]
+    known = ["old", "new", "third"]
+    assert names == [known[:1], known[:1], known[:2], known[:2], known]
     assert names == [row["rlver"]["served"]["policy"] for row in rows(out)]
 
 
