@@ -253,7 +253,7 @@ def test_a_readers_template_args_are_kept(half):
         *_, found = load_both_sides(evaluate.make_parser().parse_args(given), str(half))
         assert (found["template_args"], found["reader_template_args"]) == (None, of_reader)
         if given:  # and tools.replay asks it so again
-            again = settings_of_talk({}, {"template_args": {"b": 2}} | found)
+            again = settings_of_talk({}, found | {"template_args": {"b": 2}})
             assert again.reader_template_args == of_reader
 
 
