@@ -256,11 +256,17 @@ def hold_dialogues(run, simulator, models, profiles, group_size, kind, step):
 
     # Gather, and log what was dropped on any rank.
     all_dropped = ranks.all_gather_list(dropped)
-    if len(all_dropped) > errors.MAX_LOST * n_dialogues:
-        # The run will end. It saves first: a resume cuts dropped.jsonl to its length at the
-        # checkpoint, and rows logged before the save would be logged again by the repeated step.
+    too_many = len(all_dropped) > errors.MAX_LOST * n_dialogues
+    if too_many:
+        # Save first: a resume cuts dropped.jsonl to its length at the checkpoint, and rows logged
+        # before the save would be logged again by the repeated step.
         save(run, models)
-    counts = ranks.on_first_rank(run.log_dropped, kind, step, all_dropped, n_dialogues)
+    counts = ranks.on_first_rank(run.log_dropped, kind, step, all_dropped)
+    if too_many:
+        raise errors.TooManyLost(
+            f"{len(all_dropped)} of {n_dialogues} dialogues are lost, the first because of: "
+            f"{all_dropped[0]['reason']} (dropped.jsonl holds what was said in them)"
+        )
     all_episodes = ranks.all_gather_list([replace(e, segments=[]) for e in episodes])
     all_episodes.sort(key=attrgetter("number"))
     return episodes, all_episodes, counts

@@ -179,7 +179,7 @@ class Models:
         for _, _, optimizer in self.trained_parts():
             optimizer.param_groups[0]["lr"] = optimizer.defaults["lr"] * share
 
-    # ---------------------------------------------------------------------------------- sampling
+    # ------------------------------------------------------------------------------------- sampling
 
     def begin_sampling(self):
         """Before dialogues: the engine forgets the last ones."""

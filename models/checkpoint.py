@@ -3,8 +3,11 @@ one, read back on each.
 
     config.json, model.safetensors ...    a plain model and its tokenizer, which any program loads:
                                           the policy, its adapters merged
-    trainer.pt    both optimizers' moments; the critic, or the adapters in fp32
     adapter/      the policy's adapters, as the package peft writes them
+    trainer.pt    what only a run reads:
+        optimizer, critic_optimizer   {name of the parameter: Adam's moments} (`optimizer_state`)
+        critic                        {name: tensor}, whole and in fp32
+        adapters                      with --lora-rank, and no critic: {name: tensor} of both, in fp32
 
 A run goes on from it with any number of ranks: `Models.__init__` (models/build.py) loads the weights.
 Names, settings, counters and which checkpoints stay are support/rundir.py's.
@@ -22,12 +25,7 @@ import torch
 
 
 def gather_checkpoint(models):
-    """Gather what a checkpoint holds of `models`. Returns write(directory), which writes it. In
-    trainer.pt:
-
-        optimizer, critic_optimizer   {name of the parameter: Adam's moments} (`optimizer_state`)
-        critic                        {name: tensor}, whole and in fp32
-        adapters                      with --lora-rank, and no critic: {name: tensor} of both
+    """Gather what a checkpoint holds of `models`. Returns write(directory), which writes it.
 
     A collective call: every rank walks through all tensors, but only the first one keeps them.
     Eight copies of a 7B model with its moments would take a terabyte. (Adapters are small.)"""
@@ -88,7 +86,7 @@ def checkpoint_bytes(models):
     return per_weight * sum(p.numel() for p in models.policy.model.parameters())
 
 
-# --------------------------------------------------------------------------------- Adam's moments
+# ----------------------------------------------------------------------------------- Adam's moments
 
 
 def optimizer_state(module, optimizer, keep=True):

@@ -213,7 +213,7 @@ class ServerModel(AdaptiveModel):
             return 503, f"{type(cause).__name__} {cause}", 0
         return read_response(response)
 
-    # ------------------------------------------------- what is sent, and changed after a refusal
+    # ---------------------------------------------------- what is sent, and changed after a refusal
 
     def parameters(self, max_tokens, options):
         """What is sent now beside the messages. options: of `chat`."""
@@ -259,7 +259,7 @@ class ServerModel(AdaptiveModel):
         self.tell_once("failure", f"{self.url}: {reason}; trying again")
         self.last_failure = reason
 
-    # ------------------------------------------------------------------ what is noticed on the way
+    # ------------------------------------------------------------------- what is noticed on the way
 
     def keep_name(self, name):
         """Keep the name of the model that has answered. Print a warning at each but the first."""
@@ -293,7 +293,7 @@ class ServerModel(AdaptiveModel):
         return one_line(str(words).replace(self.key, "***"))
 
 
-# ------------------------------------------------------------------------------- making a request
+# --------------------------------------------------------------------------------- making a request
 
 
 def tell(words):

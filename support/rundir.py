@@ -10,7 +10,7 @@ weights: `RunDir.save` gets a function that writes them.
 """
 
 from support import STARTED
-from support.errors import MAX_LOST, BadInput, TooManyLost, harmless
+from support.errors import BadInput, harmless
 from support.files import (
     append_line,
     cut_unfinished_line,
@@ -177,8 +177,7 @@ class RunDir:
 
     def append(self, name, row):
         """Append a line to a log."""
-        if self.first:
-            append_line(self.path / name, row)
+        append_line(self.path / name, row)
 
     def log_dialogues(self, step, split, episodes):
         """Log every dialogue word for word, with all that led to each change of emotion."""
@@ -209,18 +208,12 @@ class RunDir:
             score = f"held-out score {scores['score']:.1f} ({scale_of_run(vars(self.cfg))})"
             self.tell(f"step {step}: {score}")
 
-    def log_dropped(self, kind, step, rows, n_dialogues):
+    def log_dropped(self, kind, step, rows):
         """Write the `rows` of the dialogues that were dropped, of all ranks, to dropped.jsonl.
         Returns {"dropped": their number, "unreadable": how many of them had unreadable answers of
-        the user, "tokens_dropped": the tokens that were sampled for them}. Raises TooManyLost if
-        they are more than a fifth of `n_dialogues`."""
+        the user, "tokens_dropped": the tokens that were sampled for them}."""
         for row in rows:
             self.append("dropped.jsonl", {"step": step, "kind": kind, **row})
-        if len(rows) > MAX_LOST * n_dialogues:
-            raise TooManyLost(
-                f"{len(rows)} of {n_dialogues} dialogues are lost, the first because of: "
-                f"{rows[0]['reason']} (dropped.jsonl holds what was said in them)"
-            )
         return {
             "dropped": len(rows),
             "unreadable": sum(row["unreadable"] for row in rows),
@@ -236,7 +229,8 @@ class RunDir:
 
     def save(self, write_models):
         """Write a checkpoint of the last whole step. Then remove all but the newest two of those
-        that this run wrote. Beside what write_models(directory) writes (models/checkpoint.py), it holds
+        that this run wrote. Beside what write_models(directory) writes (models/checkpoint.py), it
+        holds
 
             rlver.json    the settings, and who is held out of --profiles: a copy says what it is
             state.json    the state of the run (`restore`)

@@ -39,6 +39,7 @@ CHATML = (
 # Qwen's split into words: one sign in front of a word belongs to it. So in "</think>I" the last
 # token is ">I".
 QWEN_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+THREE_DIGITS = QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|")  # other numbers, as Llama 3 has them
 TEXTS = [
     "system\nBe warm.",
     "user\nMy sister forgot my birthday. I feel hurt.",

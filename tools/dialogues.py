@@ -41,10 +41,10 @@ def load_dialogues(path):
     """The Dialogues of a file, in its order. Raises BadInput."""
     out = Path(path).parent
     config = read_json(out / "config.json")
-    profiles = profiles_of_log(config.get("profiles"))
     # those held out as the run has kept them: its files may have been edited since
-    profiles += profiles_in(read_json(out / "heldout.json"))
-    profiles = {profile.id: profile for profile in profiles}
+    heldout = profiles_in(read_json(out / "heldout.json"))
+    of_files = profiles_of_log(config.get("profiles"))
+    profiles = {profile.id: profile for profile in [*of_files, *heldout]}
     # the state of a run says by which prompts the users of its log were played
     [state] = [read_json(newest / "state.json") for newest in checkpoints(out)[-1:]] or [{}]
     dialogues = []

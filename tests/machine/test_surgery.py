@@ -141,7 +141,7 @@ STATEMENTS = {
     "Delete": "{name} = 3\nother = 4\ndel other",
     "Expr": "globals().update({name}=3)",
     "For": "for {name} in [3]: pass",
-    "FunctionDef": "@lambda f: globals().update({name}=3)\ndef f(): pass",
+    "FunctionDef": "@lambda f: globals().update({name}=3)\ndef f(): pass\n@lambda f: 3\ndef {name}(): pass",
     "Global": "def f():\n    global {name}\n    {name} = 3\nf()",
     "If": "if True: {name} = 3",
     "Import": "import sys\nsys.modules['x3'] = 3\nimport x3 as {name}\ndel sys.modules['x3']",

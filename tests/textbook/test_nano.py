@@ -19,7 +19,7 @@ import policy as packed
 import ppo
 from agents import LINES
 from answering import LIN, Model, coded, feeling, saying, simulator_of
-from conftest import QWEN_WORDS, make_tiny_model, make_tiny_tokenizer
+from conftest import THREE_DIGITS, make_tiny_model, make_tiny_tokenizer
 from people import load_profiles
 from rollout import Agent, Episode, Turn
 from simulator import User
@@ -264,7 +264,7 @@ def test_the_one_difference(warm, tiny_dir):
 
 def test_its_tokens_are_those_of_tokenizer_json(tmp_path):
     """AutoTokenizer takes another class, with a split into words of its own, for many models."""
-    tokenizer = make_tiny_tokenizer(["203"], QWEN_WORDS.replace(r"|\p{N}|", r"|\p{N}{1,3}|"))
+    tokenizer = make_tiny_tokenizer(["203"], THREE_DIGITS)
     for part in (make_tiny_model(tokenizer), tokenizer):
         part.save_pretrained(tmp_path)
     d = nano.Dialogue({}, 0)
